@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import psutil
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 CONFIG = """
 ClusterName=toy
@@ -121,15 +123,18 @@ class Cluster:
         assert done.returncode == 0, done.stderr
 
     def kill_node(self, name: str) -> None:
-        """Kill a node: its daemon and everything that runs there, at once."""
-        victims = [int((self.root / f"slurmd.{name}.pid").read_text())]
-        for process in Path("/proc").iterdir():
-            with contextlib.suppress(OSError, ValueError):
-                if f"SLURMD_NODENAME={name}".encode() in (process / "environ").read_bytes().split(b"\0"):
-                    victims.append(int(process.name))
-        for victim in victims:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
+        """Kill a node: its daemon and everything that runs there, at once. All are stopped first: none of them can say
+        how another one has ended."""
+        victims = {int((self.root / f"slurmd.{name}.pid").read_text())}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("SLURMD_NODENAME") == name:
+                    steps = [one for one in process.parents() if one.name().startswith("slurmstepd")]
+                    victims |= {one.pid for one in (process, *steps)}
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for victim in victims:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, number)
 
     def stop(self) -> None:
         """Cancel all jobs and end all daemons."""

@@ -209,6 +209,15 @@ def test_hosts_with_different_secrets_say_so(mine: str, theirs: str) -> None:
     assert second.startswith("host 0 knows another secret than this host, or somebody else writes into the store at")
 
 
+def test_host_that_comes_when_host_0_has_given_up_hears_that_it_is_late() -> None:
+    """It came in time with the right secret; its store still has the verdict."""
+    store = dist.HashStore()
+    first, second = (Rendezvous(number=number, hosts=2, secret="a" * 32, timeout_s=0.2) for number in range(2))
+    assert come(store, first).startswith("host 1 did not come to")
+    said = come(store, second)
+    assert said.startswith("host 0 had given up at ") and "within 0.2 s (launch.timeout_s)" in said
+
+
 def test_runs_secret_is_the_same_on_all_hosts_and_new_in_each_run() -> None:
     def once() -> list[bytes]:
         store = dist.HashStore()

@@ -207,6 +207,12 @@ def test_another_number_of_workers_is_another_order_where_padding_comes_before_t
     assert "the run had 1 worker and sampler.pad=true" in other.error
 
 
+def test_how_a_command_follows_its_job_is_no_difference() -> None:
+    before = {"launch": {"nproc": 1, "wait": False, "dry_run": True, "apply": False}}
+    now = {"launch": {"nproc": 2, "wait": True, "dry_run": False, "apply": True}}
+    assert [key for key, _ in differences(before, now, False)] == ["launch.nproc"]
+
+
 def test_a_key_of_a_newer_trainer_is_no_difference_while_it_has_its_default() -> None:
     before, now = (
         {"model": {"_target_": "m"}},

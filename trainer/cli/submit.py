@@ -11,32 +11,36 @@ import tarfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.checkpoint.remote import address_of
+from trainer.checkpoint.remote import Remote, address_of
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
 from trainer.cli.last_lines import INDENT, short
 from trainer.config.instantiate import call_target
 from trainer.config.keys import key_of
 from trainer.config.redact import command
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 from trainer.host.symlink_checks import check_run_folder
 from trainer.job.check import get_ready
 from trainer.job.claim_folder import wait_for_the_life_before
+from trainer.job.fetch_checkpoints import check_no_copies
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter
+from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import Away, Copies
+from trainer.launch.engines.engine_folder import SubmittedJob
 from trainer.launch.engines.follow import follow
 from trainer.planning.checked_config import Checked
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.planning.launcher import Launcher
 from trainer.planning.tracking_store import named, tracking_uri
 from trainer.planning.validate import check
 from trainer.run_folder import tracking_file
 from trainer.terminal.screen import Screen
-from trainer.wording import override
+from trainer.wording import counted, override
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -58,7 +62,10 @@ def made_submitter(config: DictConfig) -> Submitter | None:
         UserError: it is no launcher, or does not take its keys.
     """
     launcher = call_target(compose.plain(config)["launch"], "launch", kind=Launcher)
-    return launcher if isinstance(launcher, Submitter) and launcher.submits else None
+    if not isinstance(launcher, Submitter) or not launcher.submits:
+        return None
+    launcher.check_places()
+    return launcher
 
 
 def submit(
@@ -75,50 +82,43 @@ def submit(
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
     folder, whole = compose.named_folder(config, RUN_DIR), compose.names_whole(config, RUN_DIR)
-    if compose.plain(config)["plan"]:
-        return show_only(_ready(config, folder, words, whole))
-    checked = check({**compose.plain(config), "plan": True}, typed_keys(words), elsewhere=True)
-    for error in checked.lacks.errors:
-        raise error
+    # For a plan, nothing is asked of this host alone, such as whether a port is free.
+    plain, typed = {**compose.plain(config), "plan": True}, typed_keys(words)
+    wholly = partial(get_ready, plain, typed, str(folder), whole=whole, away=True)
+    if compose.plain(config).get("plan"):
+        return show_only(wholly())
+    checked = _without_lacks(check(plain, typed, elsewhere=True))
     job = job_of(checked, folder, words, launcher, whole)
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
     commands = Commands.of(words, RUN_DIR, folder)
-    living = living_job(launcher, [job.engine_folder], RUN_DIR, folder)
-    if living is not None:
-        if same_words(living.words) != same_words(words):
-            why = f"{living.handle.name} of another command runs in this folder, or waits"
-            instead = (
-                f"{Commands.of(living.words, RUN_DIR, folder).follow}, which follows it; or {living.handle.cancels}"
-            )
-            raise UserError(f"{RUN_DIR}={folder}", why, instead)
-    elif launcher.sees_folder:
+    living = living_job(launcher, [job.engine_folder], RUN_DIR, words)
+    if living is None and launcher.sees(folder):
         check_run_folder(folder, config.hydra.output_subdir)
-        _ready(config, folder, words, whole)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
-    if not hand_over(job, launcher, checked.config, commands, living):
+        _without_lacks(wholly(checked=checked).checked)
+    if not followed(handed_over(job, launcher, checked.config, living), job, launcher, commands):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
 
-def _ready(config: DictConfig, folder: Path, words: Sequence[str], whole: bool) -> Ready:
-    """The run as it is checked and planned on this host, without regard to this host's own hardware.
-
-    Raises:
-        UserError: it cannot run.
-    """
-    return get_ready(compose.plain(config), typed_keys(words), str(folder), whole=whole, away=True)
+def _without_lacks(checked: Checked) -> Checked:
+    """Raise the first reason why the run would be refused."""
+    for error in checked.lacks.errors:
+        raise error
+    return checked
 
 
-def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: Path) -> Living | None:
-    """The job that lives for one of these engine folders. One that ends is waited for.
+def living_job(launcher: Submitter, folders: Sequence[Path], key: str, words: Sequence[str]) -> Living | None:
+    """The job that a command of these words follows in place of a new one: it lives for the first of these engine
+    folders, or no command has shown its end yet. A job that ends is waited for.
 
     Args:
-        key, folder: as typed, for the message.
+        key: of the folder; of a sweep ``hydra.sweep.dir``.
 
     Raises:
-        UserError: it does not end.
+        UserError: a job of another command lives for one of them, or one does not end.
     """
     until, said = time.monotonic() + LEAVES_S, False
     while (living := launcher.living(folders)) is not None and living.leaves:
@@ -127,15 +127,28 @@ def living_job(launcher: Submitter, folders: Sequence[Path], key: str, folder: P
             said = True
         if time.monotonic() > until:
             why = f"{living.handle.name} was to end, and has not ended within {LEAVES_S:g} s"
-            raise UserError(f"{key}={folder}", why, f"the same command later; or {living.handle.cancels}")
+            raise UserError(f"{key}={folders[0].parent}", why, f"the same command later; or {living.handle.cancels}")
         time.sleep(1)
+    if living is None:
+        return None
+    if living.is_over:  # a command that resumes it is another one
+        return living if launcher.options.wait and own_words(living.words) == own_words(words) else None
+    if bool(living.points) != (key == SWEEP_DIR) or same_words(living.words) != same_words(words):
+        own = Commands.of(living.words, SWEEP_DIR if living.points else RUN_DIR, living.folder)
+        why = f"{living.handle.name} of another command runs in this folder, or waits"
+        instead = f"{own.follow}, which follows it; or {living.handle.cancels}"
+        raise UserError(f"{key}={folders[0].parent}", why, instead)
     return living
 
 
+def own_words(words: Sequence[str]) -> list[str]:
+    """The words of a command without those that say where, or whether its job is followed."""
+    return sorted(word for word in words if key_of(word) not in (WAIT, RUN_DIR, SWEEP_DIR))
+
+
 def same_words(words: Sequence[str]) -> list[str]:
-    """The words of a command in which commands differ that do not follow each other's jobs."""
-    resuming = ("resume=auto", "resume.path=auto")
-    return sorted(word for word in words if key_of(word) not in (WAIT, RUN_DIR, SWEEP_DIR) and word not in resuming)
+    """The words of a command in which commands differ that do not follow each other's living jobs."""
+    return [word for word in own_words(words) if word not in ("resume=auto", "resume.path=auto")]
 
 
 @dataclass(frozen=True)
@@ -161,54 +174,74 @@ class Commands:
         )
 
 
-def hand_over(
-    job: Job, launcher: Submitter, config: RunConfig, commands: Commands, living: Living | None = None
-) -> bool:
-    """Submit a job, and follow it to its end; returns whether it was followed (``launch.wait``).
+def handed_over(job: Job, launcher: Submitter, config: RunConfig, living: Living | None = None) -> Handle:
+    """Submit a job; returns it, or the one that lives.
 
     Args:
         living: the job of an earlier command that is followed in place of a new one.
 
     Raises:
         UserError: the engine refuses the job.
-        RunFailed, Interrupted: as the job ended; the exit code is the job's.
     """
-    out = Screen()
-
-    def say(line: str) -> None:
-        out.print(line, style="bold yellow", soft_wrap=True)
-
     places = [Copies(one.copies, one.folder) for one in job.points or (job,) if one.copies]
-    handle = _submitted(job, launcher, config, places, say) if living is None else living.handle
-    if places:
-        handle = Away(handle, places, say)
-        if not launcher.options.wait:
-            out.print(f"Its files come to {job.copies}, and not to this machine (launch.wait=false)", soft_wrap=True)
-    handle.follows = handle.follows or commands.follow
-    handle.resumes = f"{'resume':<{INDENT}}{commands.resume}"
-    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
-    if launcher.options.wait:
-        follow(handle, sys.stdout)
-    else:
-        out.print(f"follow    {handle.follows}", soft_wrap=True)
-    return bool(launcher.options.wait)
+    handle = _submitted(job, launcher, config, places) if living is None else living.handle
+    return Away(handle, places, _warn) if places else handle
 
 
-def _submitted(
-    job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies], say: Callable[[str], None]
-) -> Handle:
+def _warn(line: str) -> None:
+    Screen().print(line, style="bold yellow", soft_wrap=True)
+
+
+def _submitted(job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies]) -> Handle:
     for concern in launcher.concerns(job):
-        say(f"ATTENTION: {concern}")
+        _warn(f"ATTENTION: {concern}")
     if job.copies and tracking_uri(config.tracking).startswith("sqlite"):
-        say(
+        _warn(
             f"ATTENTION: {named(config.tracking)} is a file, and the hosts' disks end with the job: what MLflow is to "
             f"keep needs tracking.uri=http://SERVER:PORT, which all hosts reach"
         )
     for place in places:
+        if config.mode == "train" and config.resume.path not in (AUTO, FRESH) and place.state() != "done":
+            check_no_copies(config, Remote(place.address), place.folder)
+    for place in places:
         place.begin()
-    if job.points and job.copies:
-        Copies(job.copies, job.folder).give(tracking_file.FILE)
     return launcher.submit(job)
+
+
+def released(handle: Handle, job: Job) -> None:
+    """Let the held job of a sweep start, which finds the sweep's runs at its trackers in the sweep's folder.
+
+    Raises:
+        RunFailed: the engine does not answer.
+    """
+    if not handle.held:
+        return
+    if job.copies:
+        Copies(job.copies, job.folder).give(tracking_file.FILE)
+    try:
+        handle.release()
+    except Unreachable as error:
+        raise RunFailed(f"{handle.name} is held, and is cancelled: it cannot be released: {error}") from None
+
+
+def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands) -> bool:
+    """Follow a job to its end; returns whether it was followed (``launch.wait``).
+
+    Raises:
+        RunFailed, Interrupted: as the job ended; the exit code is the job's.
+    """
+    out, is_noted = Screen(), SubmittedJob.of(job.engine_folder) is not None
+    handle.follows = handle.follows or (commands.follow if is_noted else "")
+    handle.resumes = f"{'resume':<{INDENT}}{commands.resume}"
+    out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
+    if launcher.options.wait:
+        follow(handle, sys.stdout)
+        return True
+    if job.copies:
+        out.print(f"Its files come to {job.copies}; the command that follows it brings them here", soft_wrap=True)
+    if handle.follows:
+        out.print(f"follow    {handle.follows}", soft_wrap=True)
+    return False
 
 
 def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submitter, whole: bool) -> Job:
@@ -228,9 +261,6 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
             raise UserError("launch.shared_storage=false", why, "launch.shared_storage=true")
         words, packed = _with_config(words)
         copies = copies_of(config, folder, whole)
-    gpus = options.gpus
-    if gpus is None and config.device == "cuda":
-        gpus = launch.nproc or 1
     setup: Any = options.setup
     return Job(
         name=config.name,
@@ -242,7 +272,7 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
         least_hosts=launch.least_nnodes or 0,
         workers=launch.workers or (launch.nproc and launch.nproc * launch.nnodes),
         servers=checked.declaration.roles(checked.workers, launch).get("server", 0),
-        needs=Needs(options.cores, options.memory, gpus),
+        needs=Needs(options.cores, options.memory, _gpus_of(config, launcher)),
         max_restarts=launch.max_restarts,
         max_preemptions=options.max_preemptions,
         grace_s=config.checkpoint.grace_s,
@@ -251,6 +281,25 @@ def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submi
         copies=copies,
         config=packed,
     )
+
+
+def _gpus_of(config: RunConfig, launcher: Submitter) -> int | None:
+    """GPUs of a host; None: none are asked for, or an option of the engine's own asks for them.
+
+    Raises:
+        UserError: there are fewer than workers, none of them would be used, or two keys say how many.
+    """
+    nproc, gpus = config.launch.nproc, launcher.options.gpus
+    found = launcher.gpus_in_options(config.launch.nnodes)
+    if found is not None and gpus is not None:
+        raise UserError(found[0], "launch.gpus is set as well", "launch.gpus alone")
+    what, count = found or (f"launch.gpus={gpus}", gpus)
+    if count and config.device == "cpu":
+        raise UserError(what, "asks for GPUs, and device=cpu uses none", "device=cuda, or the command without it")
+    if count is not None and config.device == "cuda" and count < (nproc or 1):
+        instead = f"launch.gpus={nproc or 1}" + (f", or launch.nproc={count}" if count else ", or device=cpu")
+        raise UserError(what, f"each of {counted(nproc or 1, 'worker')} of a host needs a GPU of its own", instead)
+    return (nproc or 1) if count is None and config.device == "cuda" else gpus
 
 
 def copies_of(config: RunConfig, folder: Path, whole: bool) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,8 +42,8 @@ from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT
-from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code
+from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT, Unreachable
+from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code, unmade_if_refused
 from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.launcher import start_here
 from trainer.planning.tracking_store import try_tracking
@@ -50,16 +51,20 @@ from trainer.run_folder import tracking_file
 from trainer.run_folder.reset_files import POINTS
 from trainer.terminal.screen import Screen, say
 from trainer.tracking.client import tracking
+from trainer.tracking.contract import STILL_RUNNING
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
+    from trainer.launch.engines.contract import Handle, Living, Submitter
     from trainer.launch.engines.contract import Job as EngineJob
-    from trainer.launch.engines.contract import Submitter
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
+    Submitted = tuple[EngineJob, Handle]
+
+SWEEP_DIR = "hydra.sweep.dir"
 SUBMITTED = "submitted"
 """The status of a job that nobody follows (``launch.wait=false``)."""
 OPEN_S = 60.0
@@ -101,29 +106,25 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     with sentences(app, overrides, config_name):
         folder = compose.named_folder(master, "hydra.sweep.dir")
     check_same_folder(master, "hydra.sweep.dir", folder)
-    _check_no_job(master, folder)
+    living = _living(master, folder, [*flags, *overrides])
     jobs = expand(master)
-    points = check_points(app, master, jobs)
+    points = check_points(app, master, jobs, as_new=living is not None)
     check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
-    return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master))
+    return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master), living=living)
 
 
-def _check_no_job(master: DictConfig, folder: Path) -> None:
-    """Refuse a sweep in whose folder a job of an engine still lives: both would write the same files.
+def _living(master: DictConfig, folder: Path, words: Sequence[str]) -> Living | None:
+    """The array of an engine that this command follows in place of a new one.
 
     Raises:
-        UserError: there is such a job.
+        UserError: another job of an engine lives in the sweep's folder: both would write the same files.
     """
-    found = {path.parent for path in folder.glob(f"**/{ENGINE}/{SUBMITTED_JOB}")}
-    there = sorted(found, key=lambda path: (len(path.parts), path))  # the array comes before its elements
-    if master.get("plan") or not there or (launcher := submitter_of(master)) is None or launcher.options.dry_run:
-        return
+    found = {path.parent for path in folder.glob(f"**/{ENGINE}/{SUBMITTED_JOB}")} - {folder / ENGINE}
+    if master.get("plan") or (launcher := submitter_of(master)) is None or launcher.options.dry_run:
+        return None
     from trainer.cli.submit import living_job
 
-    if (living := living_job(launcher, there, "hydra.sweep.dir", folder)) is not None:
-        why = f"{living.handle.name} runs in this folder, or waits"
-        instead = f"the same command with resume=auto when it has ended; or {living.handle.cancels}"
-        raise UserError(f"hydra.sweep.dir={folder}", why, instead)
+    return living_job(launcher, [folder / ENGINE, *sorted(found)], SWEEP_DIR, words)
 
 
 @dataclass
@@ -137,6 +138,7 @@ class Sweep:
         jobs: the overrides of each job. points: the checked jobs.
         swept: keys with several values.
         ended: the jobs so far. launcher: submits all jobs as one job of an engine; None: they run here.
+        living: the job of an earlier command that is followed in place of a new one.
     """
 
     master: DictConfig
@@ -149,18 +151,25 @@ class Sweep:
     tracker: RecorderProcess | None = None
     ended: list[sweep_table.Row] = field(default_factory=list)
     launcher: Submitter | None = None
+    living: Living | None = None
 
     def run(self) -> list[Result]:
-        """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run."""
+        """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run.
+
+        Raises:
+            UserError: an engine refuses the jobs; then nothing is left of the sweep.
+        """
         from trainer.tracking.describe import secrets_of
 
         first = self.points[0].ready
         away = try_tracking(first.checked.config, first.plan)
-        self.folder = claim(self.folder, not compose.named_by_time(self.master, "hydra.sweep.dir"), "hydra.sweep.dir")
-        compose.write_config(self.folder / "multirun.yaml", self.master)
-        if not self._goes_on:
-            start_empty(self.folder / POINTS)
-        with tracking(recorded_by(first.checked.config)) as self.tracker:
+        with unmade_if_refused([self.folder]):
+            self.folder = claim(self.folder, not compose.named_by_time(self.master, SWEEP_DIR), SWEEP_DIR)
+            submitted = None if self.launcher is None else self._submit(self.launcher)
+        with _cancelled_while_held(submitted), tracking(recorded_by(first.checked.config)) as self.tracker:
+            compose.write_config(self.folder / "multirun.yaml", self.master)
+            if not self._goes_on:
+                start_empty(self.folder / POINTS)
             if self.tracker is not None:
                 if away:
                     self.tracker.mark_away(MLFLOW, away)
@@ -169,8 +178,10 @@ class Sweep:
             try:
                 with termination_raises(lambda: True):  # between two jobs, which handle signals themselves
                     early_signals.job_begins()
-                    self._run_jobs()
-                status = "FINISHED" if all(job.result.status in ("done", SUBMITTED) for job in self.ended) else "FAILED"
+                    self._run_jobs(submitted)
+                status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
+                if any(job.result.status == SUBMITTED for job in self.ended):
+                    status = STILL_RUNNING
             finally:
                 with undisturbed():
                     self._close(status)
@@ -178,8 +189,8 @@ class Sweep:
 
     @property
     def _goes_on(self) -> bool:
-        """Whether this command resumes the sweep in this folder."""
-        return any(one.ready.checked.config.resume.path == AUTO for one in self.points)
+        """Whether this command goes on with the sweep in this folder."""
+        return self.living is not None or any(one.ready.checked.config.resume.path == AUTO for one in self.points)
 
     def _tracked(self) -> TrackedRun:
         """The parent run of the jobs' runs; with ``resume=auto``, the earlier one of the sweep's folder."""
@@ -210,10 +221,10 @@ class Sweep:
                 values.setdefault(key_of(override), []).append(override.partition("=")[2])
         return {key: ",".join(dict.fromkeys(found)) for key, found in values.items()}
 
-    def _run_jobs(self) -> None:
+    def _run_jobs(self, submitted: Submitted | None) -> None:
         try:
             if self.launcher is not None:
-                self._submit(self.launcher)
+                self._follow(self.launcher, submitted)
                 return
             for point in self.points:
                 self._job(point)
@@ -222,19 +233,29 @@ class Sweep:
         except KeyboardInterrupt:
             raise Interrupted(BY_CTRL_C) from None
 
-    def _submit(self, launcher: Submitter) -> None:
-        """Run all jobs as one job of an engine, and follow it. Jobs that fail are recorded."""
-        from trainer.cli.submit import SWEEP_DIR, Commands, hand_over
+    def _submit(self, launcher: Submitter) -> Submitted | None:
+        """Submit all jobs as one job of an engine, which is held until the sweep has its runs at the trackers.
 
-        job, status = self.engine_job(launcher), "failed"
-        commands = Commands.of([*self.flags, *self.overrides], SWEEP_DIR, self.folder)
+        Returns:
+            None where no job is left to be done.
+        """
+        from trainer.cli.submit import handed_over
+
+        if not (job := self.engine_job(launcher)).points:
+            return None
+        return job, handed_over(job, launcher, self.points[0].ready.checked.config, self.living)
+
+    def _follow(self, launcher: Submitter, submitted: Submitted | None) -> None:
+        """Let the jobs of an engine start, and follow them. Jobs that fail are recorded."""
+        from trainer.cli.submit import Commands, followed, released
+
+        commands, status = Commands.of([*self.flags, *self.overrides], SWEEP_DIR, self.folder), "failed"
         try:
-            if job.points:
-                for element in job.points:
-                    element.folder.mkdir(parents=True, exist_ok=True)
+            if submitted is not None:
+                job, handle = submitted
                 self._wait_for_trackers()
-                followed = hand_over(job, launcher, self.points[0].ready.checked.config, commands)
-                status = status if followed else SUBMITTED
+                released(handle, job)
+                status = status if followed(handle, job, launcher, commands) else SUBMITTED
         except RunFailed as error:
             print(error, flush=True)
         except Interrupted as error:
@@ -262,6 +283,9 @@ class Sweep:
         checked, elements, numbers = self.points[0].ready.checked, [], []
         whole = compose.names_whole(self.master, "hydra.sweep.dir")
         job = job_of(checked, self.folder, [*self.flags, *self.overrides], launcher, whole)
+        if self.living is not None:
+            known = self.living.points
+            return replace(job, points=tuple(known.values()), numbers=tuple(known))
         for number, point in enumerate(self.points):
             folder = self.folder / point.subdir
             if _is_done(point.ready, folder):
@@ -273,7 +297,8 @@ class Sweep:
             elements.append(Element(words, folder, command(map(text, shown)), copies))
         swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
         some = tuple(numbers) if len(numbers) < len(self.points) else ()
-        return replace(job, points=tuple(elements), numbers=some, swept=swept, parallel=parallel)
+        held = bool(recorded_by(checked.config))
+        return replace(job, points=tuple(elements), numbers=some, swept=swept, parallel=parallel, held=held)
 
     def _job(self, point: SweepJob) -> None:
         """Run one job. A failure is recorded; an interruption ends the sweep."""
@@ -349,6 +374,17 @@ class Sweep:
         tracker.close(self.folder, status, hide({NOTE: note}), FLUSH_S)
 
 
+@contextlib.contextmanager
+def _cancelled_while_held(submitted: Submitted | None) -> Iterator[None]:
+    """Context manager: a job that was not released is cancelled at the end, whatever has happened."""
+    try:
+        yield
+    finally:
+        if submitted is not None and submitted[1].held:
+            with contextlib.suppress(Unreachable):
+                submitted[1].cancel()
+
+
 def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:
     """The error that ends the sweep after this error of a job."""
     if isinstance(error, AskedToLeave):  # before the job had begun
@@ -380,7 +416,7 @@ def _of_engine(folder: Path, status: str) -> Result:
     if status == SUBMITTED:
         return replace(read_result(str(folder), SUBMITTED, ""), run_dir=str(folder))
     code = read_code(folder / ENGINE)
-    if code is None and not (folder / "config.yaml").exists():
+    if code in (None, *WITHOUT_FAULT) and not (folder / "config.yaml").exists():
         return Result(sweep_table.NOT_STARTED, str(folder))
     status = "failed" if code not in (None, *WITHOUT_FAULT) else status
     return replace(read_result(str(folder), status, "it has not ended"), run_dir=str(folder))

@@ -18,6 +18,7 @@ from trainer.errors import UserError
 from trainer.host.text_checks import check_text
 from trainer.job.check import get_ready
 from trainer.job.ready import Ready
+from trainer.planning.find_checkpoint import FRESH
 from trainer.terminal import streams
 
 if TYPE_CHECKING:
@@ -60,8 +61,11 @@ def expand(master: DictConfig) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
-def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[SweepJob]:
+def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: bool = False) -> list[SweepJob]:
     """Check every point of a sweep, each without the overrides that only other points accept, and all together.
+
+    Args:
+        as_new: without regard to checkpoints in the jobs' folders, where the jobs of an engine are at work.
 
     Raises:
         UserError: a point cannot run, two are equal or share a folder, or no point accepts an override.
@@ -76,7 +80,7 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]]) -> list[
         while True:
             used = [o for o in job if o not in errors]
             try:
-                point = _check_point(app, master, used, number)
+                point = _check_point(app, master, used, number, as_new)
             except UserError as error:
                 if not (strange := _strange(used, error, kept)):
                     raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
@@ -156,7 +160,7 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
     return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int) -> SweepJob:
+def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int, as_new: bool) -> SweepJob:
     """Check a job as it will run, in its own folder, whose checkpoints it may resume."""
     key = "hydra.sweep.dir"
     folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
@@ -166,6 +170,8 @@ def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: i
         compose.place(config, folder / subdir)
         compose.check_sources(config)
         plain = compose.plain(config)
+    if as_new and plain.get("mode") == "train":
+        plain = {**plain, "resume": {**plain.get("resume", {}), "path": FRESH}}
     away = submitter_of(config) is not None
     ready = get_ready(plain, typed_keys(overrides), str(folder / subdir), key, above=folder, whole=whole, away=away)
     return SweepJob(overrides, config, ready, subdir)

@@ -91,7 +91,7 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
     best = best_of(jobs)
     ended = [
         status
-        for status in ("done", "failed", "killed", PREEMPTED, NOT_STARTED)
+        for status in ("done", "submitted", "failed", "killed", PREEMPTED, NOT_STARTED)
         if any(row[2] == status for row in rows)
     ]
     counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)

@@ -20,6 +20,8 @@ the sweep that it is a job of."""
 CARRIED, COPIES, NAMED = "TRAINER_CARRIED", "TRAINER_COPIES", "TRAINER_NAMED"
 """Without a disk that the hosts share (``launch.shared_storage=false``): what a host gets of its command, as JSON; the
 address of the run's copies; and the run's folder where the command was typed."""
+CARRIED_CONFIG = "TRAINER_CARRIED_CONFIG"
+"""The files of ``--config-dir`` for it, packed, where they come apart: from a Secret of Kubernetes."""
 LIFE = "TRAINER_LIFE"
 """The number of the life of such a job, where its batch script reads the hosts' exit codes."""
 SLURM, MPI, KUBERNETES, RAY, TORCHRUN = "slurm", "mpi", "kubernetes", "ray", "torchrun"

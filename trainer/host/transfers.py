@@ -92,6 +92,15 @@ def recorded(device: torch.device, timed: bool = False) -> torch.cuda.Event:
     return event
 
 
+def wait_for(event: torch.cuda.Event) -> None:
+    """Wait for an event of a GPU, in any thread.
+
+    A thread begins with the first GPU as its current one. CUDA would open it for the process, for some 500 MB.
+    """
+    with torch.cuda.device(event.device):
+        event.synchronize()
+
+
 class IdleTime:
     """Seconds in which a GPU had nothing to do while the host waited for something: a pair of events around each wait.
 

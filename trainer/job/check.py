@@ -37,6 +37,7 @@ def get_ready(
     above: Path | None = None,
     whole: bool = False,
     away: bool = False,
+    checked: Checked | None = None,
 ) -> Ready:
     """Check a config wholly and plan the job; writes nothing, except that it may fetch a checkpoint.
 
@@ -44,6 +45,7 @@ def get_ready(
         place: the key that names ``run_dir``, or the folder ``above`` of the job's sweep.
         whole: the user named the folder by its whole path.
         away: the job is for other machines than this one.
+        checked: what the light checks of this config have found out, if they were made already.
         on_checked: called when the light checks are passed, before torch is imported.
 
     Raises:
@@ -53,7 +55,7 @@ def get_ready(
     try:
         paths = Paths(run_dir, whole_path=whole, started_in=os.getcwd())
         return _get_ready(
-            Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir)), away), on_checked
+            Command(config, tuple(typed), paths, NamedFolder(place, above or Path(run_dir)), away, checked), on_checked
         )
     except OSError as error:  # whatever is read here, the config names
         if limit := machine_limits.reached(error):

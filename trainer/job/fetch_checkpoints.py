@@ -56,15 +56,26 @@ def check_copies(config: RunConfig, plan: Plan, source: Path | None) -> None:
         return
     if (source is not None and own(source, run_dir) is not None) or (path == AUTO and config.plan):
         return
-    if (path != AUTO and read_status(run_dir).get("state") == "done") or not (found := remote.found()):
+    if path != AUTO:
+        if read_status(run_dir).get("state") != "done":
+            check_no_copies(config, remote, run_dir)
         return
-    if path == AUTO:
+    if found := remote.found():
         why = f"none of the copies at {remote.address} could be fetched; the newest is {found[0]}"
         raise UserError(
             "resume=auto", why, "the same command when they can be read, or resume=fresh to write over them"
         )
-    why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
-    raise UserError(f"hydra.run.dir={run_dir}", why, instead(config))
+
+
+def check_no_copies(config: RunConfig, remote: Remote, run_dir: Path) -> None:
+    """Refuse to give up copies of a run that could go on.
+
+    Raises:
+        UserError: there are some.
+    """
+    if found := remote.found():
+        why = f"{remote.address} holds checkpoints of a run in a folder of that name; the newest is {found[0]}"
+        raise UserError(f"hydra.run.dir={run_dir}", why, instead(config))
 
 
 def _copies(config: RunConfig, plan: Plan) -> Remote | None:

@@ -45,6 +45,7 @@ class Command:
 
     Attributes:
         place: the folder that the user has named: the run's, or the one of its sweep. away: it is for other machines.
+        checked: what the light checks have found out; None: they come first.
     """
 
     config: Mapping[str, Any]
@@ -52,6 +53,7 @@ class Command:
     paths: Paths
     place: NamedFolder
     away: bool = False
+    checked: Checked | None = None
 
     def with_batch_size(self, size: int) -> Command:
         """This command with a batch size per worker in place of ``data.batch_size=auto``."""
@@ -70,7 +72,7 @@ class Command:
 
     def _changed(self, **groups: Mapping[str, Any]) -> Command:
         changes = {name: {**self.config.get(name, {}), **values} for name, values in groups.items()}
-        return replace(self, config={**self.config, **changes})
+        return replace(self, config={**self.config, **changes}, checked=None)
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def plan_job(command: Command, on_checked: Callable[[Checked], None] = lambda ch
 
 def _plan_job(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
     """Check and plan for the GPUs that are known now."""
-    checked, place = check(command.config, command.typed, command.away), command.place
+    checked, place = command.checked or check(command.config, command.typed, command.away), command.place
     with checked.lacks:
         if not checked.elsewhere:
             check_reads(checked.config.plain(), place.folder, place.key)

@@ -214,6 +214,11 @@ def _hear(store: Store, rendezvous: Rendezvous, number: str) -> bytes:
                 f"{rendezvous.name(0)} was started for {hosts} {rendezvous.kind}, without "
                 f"{rendezvous.label(rendezvous.number)}. Type the same in all commands."
             )
+        if sealed and not answer:  # it writes its answers first
+            raise RunFailed(
+                f"{rendezvous.name(0)} had given up at {rendezvous.where} before {rendezvous.name(rendezvous.number)} "
+                f"came. All {rendezvous.kind} have to come within {rendezvous.timeout_s:g} s (launch.timeout_s)"
+            )
         if not expected:
             raise RunFailed(
                 f"{rendezvous.name(0)} knows another secret than this {rendezvous.one}, or somebody else writes "

@@ -21,7 +21,7 @@ from trainer.planning.plan import Plan
 from trainer.planning.user_class_checks import callback_name
 from trainer.tasks.contract import best_metric, task_of
 
-OF_THE_COMMAND = ("resume", "plan")
+OF_THE_COMMAND = ("resume", "plan", "launch.wait", "launch.dry_run", "launch.apply")
 """Keys of a command, not of the training."""
 HARMLESS = (
     "on_nonfinite",

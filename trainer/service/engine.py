@@ -79,7 +79,7 @@ class LocalQueue(Submitter):
             run = the_queue.run(int(before.number))
             if run is not None and run.state not in queue.OVER and run.folder == str(folder.parent):
                 asked_to_end = run.asked in (queue.CANCEL, queue.LEAVE)
-                return Living(QueuedRun(the_queue, run.number), before.words, asked_to_end)
+                return Living(QueuedRun(the_queue, run.number), before.words, folder.parent, {}, asked_to_end)
         return None
 
     def _runs(self, job: Job) -> list[Submission]:

@@ -164,7 +164,7 @@ class RecorderProcess:
         """Have the trackers send the rest of a run, its artifacts and its end; waits at most ``timeout_s``.
 
         Args:
-            status: FINISHED, FAILED or KILLED.
+            status: FINISHED, FAILED, KILLED, or RUNNING of a run that a later command goes on with.
 
         Returns:
             By the trackers' names, how the run ended there.

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+STILL_RUNNING = "RUNNING"
+"""Status of a run that ends with another command than the one that opened it."""
+
 
 class Point(NamedTuple):
     """One value of a metric: after which update, and when (ms since 1970)."""
@@ -125,6 +128,9 @@ class Tracker(ABC):
 
     def finish(self, status: str, tags: Mapping[str, str]) -> None:
         """End the run at the service: ``FINISHED``, ``FAILED`` or ``KILLED``, with last tags."""
+
+    def leave_open(self, tags: Mapping[str, str]) -> None:
+        """Send last tags of a run that a later command goes on with; it is not to end at the service."""
 
     def close(self) -> None:
         """Free what the tracker holds. Called once, at the end."""

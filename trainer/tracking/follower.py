@@ -35,7 +35,7 @@ from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.points import Points
 from trainer.run_folder.reset_files import POINTS, SENT
 from trainer.run_folder.tracking_file import Position, Tracked
-from trainer.tracking.contract import Point, TrackedRun, Tracker
+from trainer.tracking.contract import STILL_RUNNING, Point, TrackedRun, Tracker
 
 BATCH = 1000
 """Most points in one call of a tracker."""
@@ -288,7 +288,10 @@ class Follower:
             for name in self.run.artifacts:
                 for path in sorted(self.opened.folder.glob(name)):
                     self.tracker.artifact(path)
-            self.tracker.finish(status, tags)
+            if status == STILL_RUNNING:
+                self.tracker.leave_open(tags)
+            else:
+                self.tracker.finish(status, tags)
         except Exception as error:  # as in try_once
             self._note_refusal(error)
             return said(error)

@@ -168,10 +168,14 @@ class MlflowTracker(Tracker):
         if self.models is not None:
             self.models.pack()
 
-    def finish(self, status: str, tags: Mapping[str, str]) -> None:
-        """Send the last tags and the end; of a run that is done, its models."""
+    def leave_open(self, tags: Mapping[str, str]) -> None:
+        """Send the last tags."""
         for key, value in tags.items():
             self.client.set_tag(self.run_id, key, value)
+
+    def finish(self, status: str, tags: Mapping[str, str]) -> None:
+        """Send the last tags and the end; of a run that is done, its models."""
+        self.leave_open(tags)
         self.client.set_terminated(self.run_id, status)
         if status == "FINISHED" and self.models is not None:
             self.models.send(self.run_id)

@@ -116,6 +116,10 @@ class WandbTracker(Tracker):
             self.run.finish(exit_code=STATUS[status])
             self.run = None
 
+    def leave_open(self, tags: Mapping[str, str]) -> None:
+        """End the run without a fault: wandb has no open run without a process. A later command goes on with it."""
+        self.finish("FINISHED", tags)
+
     def close(self) -> None:
         """Let go of a run that could not be ended, so that its id can be used again."""
         self.finish("KILLED", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,17 @@ import pytest
 
 from tests.launch.engines.apart import end_with, left_on_disks, python_apart
 from tests.launch.engines.test_slurm import asked
+from tests.runs import environment
 from trainer import __main__
+from trainer.checkpoint.remote import Remote
 from trainer.cli import submit
 from trainer.errors import UserError
 from trainer.launch.engines import copies, slurm_script
 from trainer.launch.engines.carried import _unpacked
 from trainer.launch.engines.contract import ENDED, RUNNING, Handle, Job, Point, State
 from trainer.launch.engines.copies import Away, Carried, Copies, Mirror
-from trainer.launch.engines.slurm import Slurm, SlurmJob
+from trainer.launch.engines.slurm import Slurm
+from trainer.launch.engines.slurm_job import SlurmJob
 
 GOLDEN = Path(__file__).with_name("goldens") / "slurm_apart.sh"
 
@@ -374,9 +378,53 @@ def test_a_tracking_store_that_ends_with_the_hosts_is_named(
     assert __main__.main([*words, f"tracking.uri=sqlite:///{tmp_path}/mlflow.db", "hydra.run.dir=run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"ATTENTION: tracking.uri=sqlite:///{tmp_path}/mlflow.db is a file" in said and "http://SERVER:PORT" in said
-    assert f"Its files come to file://{tmp_path}/store/run" in said
+    assert f"Its files come to file://{tmp_path}/store/run; the command that follows it brings them here" in said
     assert __main__.main([*words, "tracking=none", "hydra.run.dir=other"]) == 0
     assert "is a file" not in capsys.readouterr().out
+
+
+def test_what_an_ended_job_has_left_at_the_address_is_brought_by_the_same_command(
+    tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The job has ended while nobody followed it, and Slurm has forgotten it."""
+    (fakes / "sbatch").write_text("#!/bin/bash\necho 12\n")
+    (fakes / "sbatch").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "tracking=none", "hydra.run.dir=run"]
+    assert __main__.main([*words, "launch.wait=false"]) == 0
+    place = tmp_path / "store" / "run" / "run"
+    for name, text in {"job/engine/log": "its lines\n", "job/engine/code": "3\n", "0/metrics.jsonl": "{}\n"}.items():
+        put(place, name, text)
+    (fakes / "sbatch").unlink()
+    (fakes / "scontrol").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Invalid job id specified' >&2\nexit 1\n")
+    assert __main__.main(words) == 3
+    assert "its lines\n" in capsys.readouterr().out and (tmp_path / "run" / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "more", "refused"), [("", "", True), ("done", "", False), ("", "resume=auto", False)]
+)
+def test_checkpoints_of_an_unfinished_run_at_the_address_are_not_given_up(
+    tmp_path: Path,
+    fakes: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    state: str,
+    more: str,
+    refused: bool,
+) -> None:
+    """No host begins, hours later, to refuse what this machine can see."""
+    (fakes / "sbatch").write_text('#!/bin/bash\ntouch "$FAKES/submitted"\necho 12\n')
+    (fakes / "sbatch").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    (step := tmp_path / "store" / "run" / "step-000000002").mkdir(parents=True)
+    (step / "COMPLETE").write_text("{}")
+    monkeypatch.setattr(Remote, "_is_whole", lambda remote, name: True)
+    put(tmp_path / "store" / "run" / "run", "0/status.json", f'{{"state": "{state or "running"}"}}')
+    words = [*APART[:-1], f"checkpoint.to=file://{tmp_path}/store", "tracking=none", "hydra.run.dir=run"]
+    code = __main__.main([*words, "launch.wait=false", *filter(None, [more])])
+    assert code == (2 if refused else 0) and (fakes / "submitted").exists() != refused
+    assert ("holds checkpoints of a run in a folder of that name" in capsys.readouterr().err) == refused
 
 
 def test_the_files_of_config_dir_travel_with_the_job(tmp_path: Path) -> None:
@@ -390,6 +438,33 @@ def test_the_files_of_config_dir_travel_with_the_job(tmp_path: Path) -> None:
     (tmp_path / "mine" / "two.yaml").write_bytes(os.urandom(200_000))
     with pytest.raises(UserError, match="FOLDER with this run's files alone"):
         submit._with_config(["--config-dir", str(tmp_path / "mine")])
+
+
+def test_files_of_config_dir_that_come_from_a_secret_are_unpacked_and_not_handed_on(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "one.yaml").write_text("seed: 3")
+    _, packed = submit._with_config(["--config-dir", str(tmp_path / "mine")])
+    task = "import os, sys; print(sys.argv, os.listdir(sys.argv[-2]), sorted(os.environ))"
+    (tmp_path / "task").write_text(f"#!{sys.executable}\n{task}\n")
+    (tmp_path / "task").chmod(0o755)
+    start = f"import sys; sys.executable = {str(tmp_path / 'task')!r}; from trainer.launch.engines import carried; "
+    asked = Carried(("seed=1",), f"file://{tmp_path}/store", "", "", str(tmp_path / "run"))
+    variables = {
+        "TRAINER_CARRIED": asked.text(),
+        "TRAINER_CARRIED_CONFIG": packed,
+        "TRAINER_SUBMITTED": "kubernetes",
+        "JOB_COMPLETION_INDEX": "0",
+        "TMPDIR": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", f"{start}sys.exit(carried.main([]))"],
+        env={**environment(), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "'seed=1'] ['one.yaml']" in done.stdout, done.stdout + done.stderr
+    assert "TRAINER_SUBMITTED" in done.stdout and "TRAINER_CARRIED" not in done.stdout
 
 
 def test_what_a_host_gets_can_be_read_again() -> None:

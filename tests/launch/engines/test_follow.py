@@ -41,6 +41,12 @@ class Scripted(Handle):
     def cancel(self) -> None:
         self.done.append("cancelled")
 
+    def hurry(self) -> None:
+        self.done.append("hurried")
+
+    def end_is_shown(self) -> None:
+        self.done.append("shown")
+
 
 class Writes(Scripted):
     """A job with a log, to which it appends these bytes, one at each question."""
@@ -152,7 +158,7 @@ def test_signal_is_forwarded_and_the_job_is_followed_to_its_end(number: signal.S
     job = Scripted(RUNNING, signalled, State("ended", "", 75))
     with pytest.raises(RunPreempted):
         followed(job)
-    assert job.done == [number.name]
+    assert job.done == [number.name, "shown"]
 
 
 def test_signal_cancels_a_job_that_waits() -> None:
@@ -163,24 +169,39 @@ def test_signal_cancels_a_job_that_waits() -> None:
     job = Scripted(PENDING, signalled, PENDING)
     with pytest.raises(RunPreempted, match="had not started, and is cancelled"):
         followed(job)
-    assert job.done == ["cancelled"]
+    assert job.done == ["cancelled", "shown"]
+
+
+def pressed() -> State:
+    signal.raise_signal(signal.SIGINT)
+    return RUNNING
 
 
 def test_ctrl_c_cancels() -> None:
-    def pressed() -> State:
-        signal.raise_signal(signal.SIGINT)
-        return RUNNING
-
     job = Scripted(RUNNING, pressed)
     with pytest.raises(Interrupted, match="Fake job 7 is cancelled"):
         followed(job)
-    assert job.done == ["cancelled"]
+    assert job.done == ["cancelled", "shown"]
+
+
+def test_second_ctrl_c_does_not_end_what_cancels_the_job() -> None:
+    class Slow(Scripted):
+        def cancel(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            super().cancel()
+
+    job = Slow(RUNNING, pressed)
+    with pytest.raises(Interrupted, match="Fake job 7 is cancelled"):
+        followed(job)
+    assert job.done == ["hurried", "cancelled", "shown"]
 
 
 def test_silent_engine_is_waited_for_and_then_named_with_how_to_cancel() -> None:
     assert "running" in followed(Scripted(unreachable, unreachable, RUNNING, State("ended")))
+    job = Scripted(RUNNING, unreachable)
     with pytest.raises(RunFailed, match=r"slurmctld is away\nFake job 7 may go on without this command.*cancel 7"):
-        followed(Scripted(RUNNING, unreachable))
+        followed(job)
+    assert job.done == [], "its end was not shown"
 
 
 def test_handlers_of_signals_are_as_before() -> None:

@@ -20,9 +20,10 @@ from trainer import __main__
 from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
+from trainer.launch.engines.carried import _unpacked
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Job, Needs, State
 from trainer.launch.engines.copies import Carried
-from trainer.launch.engines.kubernetes import Kubernetes
+from trainer.launch.engines.kubernetes import PACKS, Kubernetes, name_of
 from trainer.launch.engines.kubernetes_job import KubernetesJob
 from trainer.planning.engine_hosts import of_engine
 from trainer.planning.launch_role import peers
@@ -385,12 +386,17 @@ STATES: dict[str, tuple[list[dict[str, Any]], State]] = {
 def test_a_state_is_what_the_job_and_its_pods_say(cluster: Cluster, name: str) -> None:
     items, state = STATES[name]
     cluster.shows(*items)
-    assert KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", "ml", "/runs/d").state() == state
+    assert (
+        KubernetesJob(
+            "TrainJob", "digits-1", "trainjob,trainingruntime,secret", "ml", "/runs/d", Path("/nowhere")
+        ).state()
+        == state
+    )
     assert cluster.read("calls").startswith("--namespace ml get trainjob,pods -l app.kubernetes.io/instance=digits-1")
 
 
 def test_pods_that_come_again_are_requeued_and_the_newest_count(cluster: Cluster) -> None:
-    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w")
+    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w", Path("/nowhere"))
     before = [pod(0, "Running", role="server"), pod(0, "Running", role="worker")]
     cluster.shows(train_job(kind="JobSet"), *before)
     assert handle.state().phase == RUNNING
@@ -400,7 +406,7 @@ def test_pods_that_come_again_are_requeued_and_the_newest_count(cluster: Cluster
 
 
 def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> None:
-    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w")
+    handle = KubernetesJob("JobSet", "wide-1", "jobset,secret", None, "/runs/w", Path("/nowhere"))
     cluster.shows(
         train_job(kind="JobSet"),
         *(pod(0, "Running", role="server"), pod(1, "Running", role="worker")),
@@ -423,7 +429,7 @@ def test_lines_are_those_of_worker_0_and_each_comes_once(cluster: Cluster) -> No
 
 
 def test_all_lines_of_a_pod_are_there_when_the_job_has_ended(cluster: Cluster) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d", Path("/nowhere"))
     cluster.shows(train_job("Complete"), pod(0, "Succeeded", **ended(0)))
     cluster.prints("one", "two")
     assert handle.state() == State(ENDED)
@@ -432,7 +438,7 @@ def test_all_lines_of_a_pod_are_there_when_the_job_has_ended(cluster: Cluster) -
 
 @pytest.mark.parametrize(("cut", "last"), [(1, "numb\n"), (3, "nu\n"), (40, "")])
 def test_last_line_that_a_killed_pod_leaves_without_its_end_is_shown(cluster: Cluster, cut: int, last: str) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d", Path("/nowhere"))
     cluster.shows(train_job("Failed"), pod(0, "Failed", **ended(137)))
     cluster.prints("one", "ValueError: the numb", cut=cut)
     assert handle.state().phase == ENDED
@@ -444,7 +450,7 @@ def test_last_line_that_a_killed_pod_leaves_without_its_end_is_shown(cluster: Cl
 def test_a_line_in_which_kubectl_loses_the_pod_comes_whole_or_as_the_last_one_of_its_pod(
     cluster: Cluster, next_life: int
 ) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d", Path("/nowhere"))
     cluster.shows(train_job(), pod(0, "Running"))
     cluster.prints("one", "ValueError: the numb", cut=3)
     found: list[str] = []
@@ -463,7 +469,7 @@ def test_a_line_in_which_kubectl_loses_the_pod_comes_whole_or_as_the_last_one_of
 
 @pytest.mark.parametrize(("asked", "code"), [("signal", 75), ("cancel", 130)])
 def test_a_signal_deletes_the_job_whose_pods_then_have_their_grace(cluster: Cluster, asked: str, code: int) -> None:
-    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d")
+    handle = KubernetesJob("TrainJob", "digits-1", "trainjob,trainingruntime,secret", None, "/runs/d", Path("/nowhere"))
     if asked == "signal":
         handle.signal(signal.SIGUSR1)
     else:
@@ -507,11 +513,66 @@ def test_an_applied_job_is_followed_to_its_end(run: Any, cluster: Cluster) -> No
     assert named == {"name": "TRAINER_RUN_SECRET", "valueFrom": {"secretKeyRef": where}}
 
 
+def test_the_same_command_follows_the_job_that_lives_and_shows_an_end_that_nobody_has_seen(
+    run: Any, cluster: Cluster, tmp_path: Path
+) -> None:
+    words = ("launch.apply=true", f"hydra.run.dir={tmp_path}/r")
+    cluster.shows(train_job(), pod(0, "Running"), file="next")
+    code, out, err = run(*words, "launch.wait=false")
+    assert code == 0 and "follow    python -m trainer" in out, err
+    code, _, err = run(*words, "epochs=3")
+    assert (
+        code == 2 and "of another command runs in this folder" in err and "which follows it; or kubectl delete" in err
+    )
+    assert "logs" not in cluster.read("calls"), "nobody reads the lines of a job that is not followed"
+    cluster.shows(train_job(deletionTimestamp="2026"), pod(0, "Running"))
+    found = Kubernetes(**IMAGE).living([tmp_path / "r" / "engine"])
+    assert found is not None and found.leaves
+    cluster.shows(train_job("Failed"), pod(0, "Failed", **ended(3)))
+    cluster.prints("the line of host 0")
+    cluster.write("calls", "")
+    code, out, _ = run(*words)
+    assert code == 3 and "the line of host 0\n" in out and "apply" not in cluster.read("calls")
+    cluster.shows(train_job("Complete"), pod(0, "Succeeded", **ended(0)), file="next")
+    code, out, err = run(*words)
+    assert code == 0 and "apply" in cluster.read("calls"), err
+
+
+def test_files_of_config_dir_are_in_the_secret_alone(tmp_path: Path) -> None:
+    away = replace(HOSTS, copies="s3://bucket/runs/one", config="UEFDS0VE")
+    text = Kubernetes(image="trainer:1").render(away)
+    assert "UEFDS0VE" not in text and "--from-file value=run.secret --from-file config=run.config\n" in text
+    env = {one["name"]: one for one in container({one["kind"]: one for one in yaml.safe_load_all(text)})["env"]}
+    of_secret = env["TRAINER_CARRIED_CONFIG"]["valueFrom"]["secretKeyRef"]
+    assert of_secret == {"name": name_of(away), "key": "config"}
+
+
+def test_config_that_was_packed_by_hand_is_unpacked_in_the_pod(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("epochs: 3\n")
+    packs = next(line for line in PACKS.split(";") if "tar" in line).strip().partition(" > ")[0]
+    packed = subprocess.run(packs.replace("FOLDER", "mine"), shell=True, cwd=tmp_path, capture_output=True, check=True)
+    assert _unpacked(packed.stdout.decode(), tmp_path / "there")[0] == "--config-dir"
+    assert (tmp_path / "there" / "recipe.yaml").read_text() == "epochs: 3\n"
+
+
 def test_a_folder_has_one_job_at_a_time(run: Any, cluster: Cluster) -> None:
     cluster.shows(train_job(), pod(0, "Running"))
     code, _, err = run("launch.apply=true", "hydra.run.dir=/runs/r")
     assert code == 2 and "is in this folder: running" in err and "kubectl delete trainjob" in err
     assert "apply" not in cluster.read("calls")
+
+
+def test_folder_is_checked_where_this_machine_has_the_volume(run: Any, cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "volume").mkdir()
+    words = ("launch.apply=true", f"launch.volume_path={tmp_path}/volume", f"hydra.run.dir={tmp_path}/volume/r")
+    (tmp_path / "volume" / "r").mkdir()
+    (tmp_path / "volume" / "r" / "checkpoints").symlink_to(tmp_path)
+    code, _, err = run(*words, "launch.volume=runs")
+    assert code == 2 and "does not write through links" in err and cluster.read("calls") == ""
+    assert Kubernetes(**IMAGE, volume_path=str(tmp_path)).sees(tmp_path / "r")
+    assert not Kubernetes(**IMAGE, volume_path="/nowhere").sees(Path("/nowhere/r"))
+    assert not Kubernetes(**IMAGE, volume_path=str(tmp_path), shared_storage=False).sees(tmp_path / "r")
 
 
 def test_without_kubectl_the_manifest_is_proposed(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def test_the_line_is_a_script_that_a_shell_can_read(job: Job) -> None:
         ({"least_hosts": 1}, {}, "launch.nnodes=2"),
         ({}, {"hosts": "a,b,c"}, "launch.nnodes=3"),
         ({}, {"hosts": "a,b", "hostfile": "hosts"}, "one of the two"),
+        ({"copies": "s3://b/r"}, {"wait": False}, "nohup python -m trainer ... without launch.wait=false"),
     ],
 )
 def test_what_mpirun_cannot_do_is_refused(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.launch.engines.conftest import SHOWN
 from tests.runs import environment
+from trainer.cli.submit import living_job
 from trainer.errors import UserError
-from trainer.launch.engines.contract import Job, Point, State
 from trainer.launch.engines.engine_folder import SubmittedJob
-from trainer.launch.engines.slurm import Slurm, SlurmArray
+from trainer.launch.engines.slurm import Slurm
 
 COMMAND = ("+recipe=digits_lenet", "device=cpu", "tracking=none", "launch=slurm", "hydra.run.dir=run")
 ACCEPTS = "#!/bin/sh\necho 12 | tee -a $FAKES/asked\n"
@@ -73,9 +71,14 @@ def test_without_waiting_the_line_to_follow_is_printed_and_the_job_is_noted(fake
     assert noted == {"engine": "slurm", "number": "12", "words": [*COMMAND, "launch.wait=false"]}
 
 
-def test_job_that_slurm_has_forgotten_or_that_ended_is_not_followed(tmp_path: Path, fakes: Path) -> None:
+def test_job_that_has_ended_or_is_forgotten_lives_only_until_a_command_has_shown_its_end(
+    tmp_path: Path, fakes: Path
+) -> None:
     SubmittedJob("slurm", "12", ()).write(tmp_path)
     (fakes / "shown").write_text(SHOWN.format("COMPLETED", "None", 0, "0:0"))
+    found = Slurm().living([tmp_path])
+    assert found is not None and found.is_over
+    (tmp_path / "shown").touch()
     assert Slurm().living([tmp_path]) is None
     fake(fakes, "scontrol", FORGETS)
     assert Slurm().living([tmp_path]) is None
@@ -134,76 +137,25 @@ def test_plan_is_printed_here_and_resume_auto_needs_a_folder(fakes: Path) -> Non
     assert not (fakes / "asked").exists() and not list((fakes.parent / "work").iterdir())
 
 
-def array(tmp_path: Path, **changes: object) -> Job:
-    points = tuple(Point((f"seed={i}",), tmp_path / "sweep" / str(i), f"seed={i}") for i in (0, 2))
-    made = Job("lenet", ("seed=0,1,2",), tmp_path / "sweep", ("trainer",), str(tmp_path), points=points, numbers=(0, 2))
-    return replace(made, **changes)  # type: ignore[arg-type]
+def test_end_that_nobody_has_seen_is_shown_once_to_the_same_command(fakes: Path) -> None:
+    """The command that launch.wait=false has printed is typed when the job has ended: it must not train again."""
+    folder = lives(fakes, "launch.wait=false", state="COMPLETED")
+    (folder / "log").write_text("its lines\n")
+    (folder / "code").write_text("3\n")
+    done = type_command(fakes)
+    assert done.returncode == 3 and "its lines\n" in done.stdout and not (fakes / "asked").exists(), done.stderr
+    done = type_command(fakes, "launch.wait=false")
+    assert done.returncode == 0 and (fakes / "asked").read_text() == "12\n" and not (folder / "shown").exists()
 
 
-def test_array_has_the_numbers_of_the_jobs_that_are_not_done(tmp_path: Path, fakes: Path) -> None:
-    fake(fakes, "sbatch", ACCEPTS)
-    text = Slurm().render(array(tmp_path, parallel=1))
-    assert "#SBATCH --array=0,2%1" in text and "\n2) folder=" in text and "\n1) folder=" not in text
-    Slurm().submit(array(tmp_path))
-    assert SubmittedJob.of(tmp_path / "sweep" / "2" / "engine") == SubmittedJob("slurm", "12_2", ("seed=2",))
-
-
-def test_failed_element_shows_its_last_lines_and_its_own_log(tmp_path: Path, fakes: Path) -> None:
-    fake(fakes, "scontrol", FORGETS)
-    one, log = array(tmp_path), tmp_path / "sweep" / "engine" / "2.log"
-    for number, code in ((0, 0), (2, 1)):
-        (folder := tmp_path / "sweep" / str(number) / "engine").mkdir(parents=True)
-        (folder / "code").write_text(f"{code}\n")
-    log.parent.mkdir()
-    log.write_text("".join(f"line {i}\n" for i in range(30)) + "error: the reason\n")
-    handle = SlurmArray("12", one)
-    assert handle.state() == State("ended", "", 1) and handle.log == str(log)
-    said = "".join(handle.lines())
-    assert f"job 2 (seed=2): ended with exit code 1. The end of {log}:\nline 19\n" in said
-    assert said.endswith("error: the reason\n") and "job 0 (seed=0): ended with exit code 0\n" in said
-
-
-def test_array_that_is_asked_to_end_ends_with_75_and_a_cancelled_one_does_not_come_again(
-    tmp_path: Path, fakes: Path
+@pytest.mark.parametrize(
+    ("more", "wait", "follows"),
+    [((), True, True), (("resume=auto",), True, False), (("epochs=2",), True, False), ((), False, False)],
+)
+def test_end_of_a_job_is_not_for_another_command(
+    tmp_path: Path, fakes: Path, more: tuple[str, ...], wait: bool, follows: bool
 ) -> None:
-    handle = SlurmArray("12", array(tmp_path))
-    folders = [tmp_path / "sweep" / name / "engine" for name in ("0", "2")]
-    for folder in folders:
-        folder.mkdir(parents=True)
-    handle.cancel()
-    assert all((folder / "leave").exists() for folder in folders)
-    assert (fakes / "asked").read_text() == "scancel 12\n"
-    lines = [SHOWN.format("CANCELLED", "None", 0, "0:15") + f" ArrayTaskId={i}" for i in (0, 2)]
-    (fakes / "shown").write_text("\n".join(lines))
-    (folders[0] / "code").write_text("75\n")
-    assert handle.state().code == 130
-    handle.signal(signal.SIGTERM)
-    assert handle.state().code == 75
-
-
-def test_sweep_is_refused_while_its_array_lives(fakes: Path) -> None:
-    fake(fakes, "sbatch", ACCEPTS)
-    SubmittedJob("slurm", "12", ()).write(made(fakes.parent / "work" / "sweep" / "engine"))
-    SubmittedJob("slurm", "12_0", ()).write(made(fakes.parent / "work" / "sweep" / "0" / "engine"))
-    done = type_command(fakes, words=("-m", *COMMAND[:-1], "seed=1,2", "hydra.sweep.dir=sweep"))
-    assert done.returncode == 2 and "Slurm job 12 runs in this folder, or waits" in done.stderr
-    assert "resume=auto when it has ended; or scancel 12\n" in done.stderr and not (fakes / "asked").exists()
-
-
-def test_sweep_that_resumes_submits_only_jobs_that_are_not_done(fakes: Path) -> None:
-    fake(fakes, "sbatch", ACCEPTS)
-    words = ("-m", "+recipe=digits_lenet", "device=cpu", "tracking=none", "max_steps=2", "hydra.sweep.dir=sweep")
-    first = type_command(fakes, "seed=1", words=words)
-    assert first.returncode == 0, first.stderr
-    again = ("launch=slurm", "launch.wait=false", "resume=auto")
-    done = type_command(fakes, "seed=1", *again, words=words)
-    assert done.returncode == 0 and not (fakes / "asked").exists(), done.stderr
-    done = type_command(fakes, "seed=1,2", *again, words=words)
-    script = (fakes.parent / "work" / "sweep" / "engine" / "job.sh").read_text()
-    assert done.returncode == 0 and "#SBATCH --array=1\n" in script, done.stderr
-    assert "submitted" in done.stdout and "follow    python -m trainer -m " in done.stdout
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    return folder
+    SubmittedJob("slurm", "12", COMMAND).write(tmp_path)
+    (fakes / "shown").write_text(SHOWN.format("COMPLETED", "None", 0, "0:0"))
+    found = living_job(Slurm(wait=wait), [tmp_path], "hydra.run.dir", [*COMMAND, *more])
+    assert (found is not None) == follows

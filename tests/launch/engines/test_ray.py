@@ -78,6 +78,7 @@ class FakeRay(types.ModuleType):
     Attributes:
         done: calls that change something, in order. signals: what actors were asked to send. resources: of each node.
         busy: groups wait. is_away: the cluster does not answer. actors: by the order of their start. draining: nodes.
+        lost: the answer of host 1 that is lost: 0: that for its place; 1: that to start its command.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class FakeRay(types.ModuleType):
         self.resources, self.busy, self.is_away = [{"CPU": 8.0}] * 2, False, False
         self.actors: list[FakeActor] = []
         self.draining: list[str] = []
+        self.lost: int | None = None
         self.exceptions = types.SimpleNamespace(
             RayActorError=ActorError, ActorUnavailableError=Unavailable, RayTaskError=TaskError, RayError=OSError
         )
@@ -159,6 +161,9 @@ class FakeActor:
     def __getattr__(self, name: str) -> Any:
         def remote(*arguments: Any) -> Callable[[], Any]:
             answer: Any = None
+            if name == ("place", "start")[self.ray.lost or 0] and self.ray.lost is not None and self.number == 1:
+                self.ray.lost = None
+                return lambda: (_ for _ in ()).throw(OSError("the object is lost"))
             if name == "place":
                 answer = f"node {self.number}", f"10.0.0.{self.number}", 4000
             elif name in ("signal", "kill"):
@@ -372,6 +377,17 @@ def test_an_actor_that_cannot_be_reached_at_its_start_is_asked_again(job: Job, r
     assert lines == "ray: life 0, on 10.0.0.0, 10.0.0.1\nline of host 0\n"
 
 
+@pytest.mark.parametrize("answered", [0, 1])
+def test_a_call_before_the_start_with_a_lost_answer_comes_again(job: Job, ray: FakeRay, answered: int) -> None:
+    """Of the questions for its place, and to start its command: Ray has further errors than that of a dead actor."""
+    handle = submitted(job, "0,0")
+    ray.lost = answered
+    with pytest.raises(Unreachable, match="the object is lost"):
+        for _ in range(3):
+            handle.state()
+    assert ended(handle)[0] == State(ENDED)
+
+
 def test_a_host_starts_its_command_once(tmp_path: Path) -> None:
     host = Host()
     for _ in range(2):
@@ -412,6 +428,14 @@ def test_cancelling_ends_the_hosts_and_removes_the_group(job: Job, ray: FakeRay)
     assert ray.done[-1] == "remove group 1"
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_hosts(job: Job, ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = submitted(replace(job, grace_s=600), "deaf")
+    begun(handle, job)
+    monkeypatch.setattr(handle, "sleep", lambda seconds: handle.hurry())
+    handle.cancel()
+    assert handle.state() == State(ENDED, "", 130) and ray.done[-1] == "remove group 1"
+
+
 def test_a_command_that_a_host_does_not_have_ends_the_job_with_the_reason(job: Job, ray: FakeRay) -> None:
     state, _ = ended(submitted(replace(job, command=("/nowhere/python",))))
     assert state.code == 2 and "cannot start the command" in state.reason and "/nowhere/python" in state.reason
@@ -432,7 +456,6 @@ def test_a_cluster_that_is_away_is_unreachable(job: Job, ray: FakeRay) -> None:
         ({"needs": Needs(memory="lots")}, {}, "launch.memory=64G"),
         ({"options": {"GPU": 2}}, {}, "launch.gpus=2"),
         ({"options": {"TPU": "many"}}, {}, "launch.options.TPU=1"),
-        ({}, {"ips": "10.0.0.1,10.0.0.2"}, "the command without launch.ips, with launch.nnodes"),
         ({}, {"wait": False}, "ray job submit --no-wait -- python -m trainer ... launch=ray"),
         ({}, {"cluster": "nowhere"}, "launch.cluster=ADDRESS:6379"),
     ],

@@ -13,8 +13,9 @@ import pytest
 from tests.launch.engines.conftest import SHOWN
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job, Needs, Point, State
-from trainer.launch.engines.engine_folder import begin
-from trainer.launch.engines.slurm import Slurm, SlurmArray, SlurmJob
+from trainer.launch.engines.engine_folder import begin, setup_lines
+from trainer.launch.engines.slurm import Slurm
+from trainer.launch.engines.slurm_job import SlurmArray, SlurmJob
 
 
 def job(tmp_path: Path, **changes: object) -> Job:
@@ -77,6 +78,17 @@ def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path:
     ]
 
 
+def test_script_says_which_command_made_it_without_its_secrets(tmp_path: Path, fakes: Path) -> None:
+    words = ("+recipe=digits_lenet", "tracking.uri=http://ann:geheim@host", "name=a\nb; touch x")
+    one = job(tmp_path, words=words)
+    lines = Slurm().render(one).splitlines()
+    shown = r"+recipe=digits_lenet tracking.uri=http://(hidden)@host 'name=a\nb; touch x'"
+    assert lines[:3] == ["#!/bin/bash", f"# Made by: python -m trainer {shown}", f"# Run folder: {one.folder}"]
+    assert play(one, fakes, {0: 0, 1: 0}).returncode == 0 and not (tmp_path / "x").exists()
+    sweep = job(tmp_path, words=("seed=1,2",), points=(Point(("seed=1",), tmp_path, "seed=1"),))
+    assert Slurm().render(sweep).splitlines()[1] == "# Made by: python -m trainer -m seed=1,2"
+
+
 @pytest.mark.parametrize(
     ("partition", "kill_wait", "said"),
     [
@@ -85,6 +97,7 @@ def test_job_asks_sbatch_for_its_hosts_needs_and_time_for_a_checkpoint(tmp_path:
         ("PreemptMode=CANCEL GraceTime=0", 10, "gives a pre-empted job 10 s (KillWait), and checkpoint.grace_s=25"),
         ("PreemptMode=REQUEUE GraceTime=0", 30, ""),  # Slurm waits KillWait between SIGTERM and SIGKILL
         ("PreemptMode=REQUEUE GraceTime=30", 10, ""),
+        ("PreemptMode=REQUEUE GraceTime=UNLIMITED", 10, ""),
         ("PreemptMode=OFF GraceTime=0", 10, ""),
         ("PreemptMode=GANG,SUSPEND GraceTime=0", 10, ""),  # nothing is ended
     ],
@@ -95,6 +108,28 @@ def test_pre_emption_that_leaves_too_little_time_for_a_checkpoint_is_said(
     (fakes / "partition").write_text(f"PartitionName=low Default=YES {partition}\nPartitionName=high Default=NO\n")
     (fakes / "config").write_text(f"KeepAliveTime = SYSTEM_DEFAULT\nKillWait                = {kill_wait} sec\n")
     found = Slurm().concerns(job(tmp_path, grace_s=25))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+@pytest.mark.parametrize(
+    ("qos", "answer", "said"),
+    [
+        ({"qos": "low"}, "00:00:20|requeue", "the QOS low gives a pre-empted job 20 s (GraceTime)"),
+        ({"q": "low"}, "00:00:00|cluster", "the QOS low gives a pre-empted job 10 s (KillWait)"),
+        ({"qos": "low"}, "00:01:00|requeue", ""),
+        ({"qos": "low"}, "UNLIMITED|requeue", ""),
+        ({"qos": "low"}, "00:00:00|off", ""),
+        ({}, "", ""),  # the partition's grace time does not count
+    ],
+)
+def test_grace_time_of_a_qos_counts_where_it_decides(
+    tmp_path: Path, fakes: Path, qos: dict[str, str], answer: str, said: str
+) -> None:
+    (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=REQUEUE GraceTime=1\n")
+    (fakes / "config").write_text("KillWait = 10 sec\nPreemptMode             = REQUEUE\nPreemptType = preempt/qos\n")
+    (fakes / "sacctmgr").write_text(f"#!/bin/sh\n[ $4 = low ] && echo '{answer}'\n")
+    (fakes / "sacctmgr").chmod(0o755)
+    found = Slurm().concerns(job(tmp_path, grace_s=25, options=qos))
     assert len(found) == bool(said) and said in "".join(found)
 
 
@@ -261,7 +296,7 @@ def test_array_says_which_of_its_jobs_changed(tmp_path: Path, fakes: Path) -> No
         f"{SHOWN.format('PENDING', 'X', 0, '0:0')} ArrayTaskId=1-2",
     ]
     (fakes / "scontrol").write_text(f"#!/bin/bash\ncat <<'X'\n{chr(10).join(lines)}\nX\n")
-    array = SlurmArray("12", job(tmp_path, points=points))
+    array = SlurmArray("12", tmp_path / "engine", dict(enumerate(points)))
     assert array.state() == State("running", "2 pending, 1 running")
     assert "".join(array.lines()) == "job 0 (seed=0): running (n[1-2])\n"
     for i in range(3):
@@ -273,11 +308,19 @@ def test_array_says_which_of_its_jobs_changed(tmp_path: Path, fakes: Path) -> No
 @pytest.mark.parametrize(
     ("setup", "line", "code"),
     [
-        (("module load cuda", "touch later"), "module load cuda", 127),
-        (("export SEEN=1", "source missing/env"), "source missing/env", 1),
-        (("set -e", "(exit 4)"), "(exit 4)", 4),
-        (("exit 3",), "exit 3", 3),
-        (("exit 0",), "exit 0", 1),
+        (("module load cuda", "touch later"), "entry 1 ended with exit code 127: module load cuda", 127),
+        (("export SEEN=1", "source missing/env"), "entry 2 ended with exit code 1: source missing/env", 1),
+        (("set -e", "(exit 4)"), "entry 2 ended with exit code 4: (exit 4)", 4),
+        (("exit 3",), "entry 1 ended with exit code 3: exit 3", 3),
+        (("exit 0",), "entry 1 ended with exit code 0: exit 0", 1),
+        # of the job these codes would say: refused, pre-empted, cancelled
+        (("(exit 2)",), "entry 1 ended with exit code 2: (exit 2)", 1),
+        (("true", "(exit 75)"), "entry 2 ended with exit code 75: (exit 75)", 1),
+        (("exit 130",), "entry 1 ended with exit code 130: exit 130", 1),
+        (("true", "true\n(exit 5)\ntouch later"), "entry 2 ended with exit code 5: (exit 5)", 5),
+        (("f() { return 6; }\nf\ntouch later",), "entry 1 ended with exit code 6: f", 6),
+        (("X=$(exit 7)\ntouch later",), "entry 1 ended with exit code 7: X=$(exit 7)", 7),
+        (("true\nexit 8\ntouch later",), "entry 1 ended with exit code 8: true", 8),
     ],
 )
 def test_a_setup_line_that_fails_ends_the_job_with_the_line_and_its_code(
@@ -286,10 +329,7 @@ def test_a_setup_line_that_fails_ends_the_job_with_the_line_and_its_code(
     one = job(tmp_path, setup=setup)
     done = play(one, fakes, {0: 0, 1: 0})
     assert done.returncode == code and not (tmp_path / "later").exists() and not (fakes / "words.0").exists()
-    assert (
-        f"error: launch.setup: this line ended with exit code {0 if line == 'exit 0' else code}: {line}"
-        in done.stdout.splitlines()
-    )
+    assert f"error: launch.setup: {line}" in done.stdout.splitlines(), done.stdout
     assert (one.engine_folder / "code").read_text() == f"{code}\n"
     assert (one.engine_folder / "lives").read_text() == f"0 {code} \n"
 
@@ -299,6 +339,35 @@ def test_a_setup_line_is_judged_as_a_whole_and_its_variables_stay(tmp_path: Path
     check = 'if [ "$SEEN" != 1 ]; then exit 9; fi'
     done = play(job(tmp_path, setup=(". ./env", "false || true", check)), fakes, {0: 0, 1: 0})
     assert done.returncode == 0, done.stdout
+
+
+def test_a_setup_entry_of_several_lines_is_one_piece_of_shell(tmp_path: Path, fakes: Path) -> None:
+    """Failures inside of a script that it reads, of a function and of a condition are their own matter."""
+    (tmp_path / "env").write_text("false\nmodule() { false; export SEEN=$1; }\nfalse\ntrue\n")
+    entry = """
+        . ./env
+        module 1
+        if [ "$SEEN" = 1 ]; then
+            false || true
+        else
+            exit 9
+        fi
+        false && true || true
+        cat >here <<X
+false
+X
+    """
+    done = play(job(tmp_path, setup=(entry, '[ "$SEEN" = 1 ] && [ "$(cat here)" = false ]')), fakes, {0: 0, 1: 0})
+    assert done.returncode == 0 and "error" not in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+@pytest.mark.parametrize(("last", "code"), [("true", 0), ("(exit 5)\ntrue", 5)])
+def test_setup_works_in_every_shell(shell: str, last: str, code: int) -> None:
+    text = setup_lines(["export A=1", f"B=2\n{last}"]) + 'false\n[ "$A$B" = 12 ] && echo goes on\n'
+    done = subprocess.run([shell, "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == code and ("goes on" in done.stdout) == (code == 0), done.stderr
+    assert ("error: launch.setup: entry 2 ended with exit code 5" in done.stderr) == (code == 5)
 
 
 def test_a_signal_in_the_setup_is_no_end_of_the_job(tmp_path: Path, fakes: Path) -> None:
@@ -320,8 +389,74 @@ def test_a_signal_in_the_setup_is_no_end_of_the_job(tmp_path: Path, fakes: Path)
     ],
 )
 def test_a_reason_that_does_not_pass_by_itself_is_pointed_out(tmp_path: Path, reason: str, is_stuck: bool) -> None:
+    held = str(SlurmJob("12_3", tmp_path).state_of(SHOWN.format("PENDING", "JobHeldUser", 0, "0:0")))
+    assert held.endswith("you hold it: scontrol release 12_3)")
     said = str(SlurmJob("12", tmp_path).state_of(SHOWN.format("PENDING", reason, 0, "0:0")))
     assert reason in said and ("ATTENTION: this does not pass by itself" in said) == is_stuck
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "instead"),
+    [
+        (
+            "sbatch: error: invalid partition specified: x\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            {"partition": "x"},
+            "launch.options.partition=NAME",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            {"p": "x"},
+            "launch.options.p=",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            {},
+            "launch.options.account=NAME",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Invalid qos specification",
+            {"qos": 1},
+            "launch.options.qos=NAME",
+        ),
+        ("sbatch: error: Invalid --time specification", {"t": "x"}, "another launch.options.t"),
+        (
+            "sbatch: error: Batch job submission failed: "
+            "Requested time limit is invalid (missing or exceeds some limit)",
+            {},
+            "launch.options.time=TIME",
+        ),
+        (
+            "sbatch: error: Memory specification can not be satisfied\nsbatch: error: Batch job submission failed: "
+            "Requested node configuration is not available",
+            {},
+            "launch.memory=64G",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            {},
+            "launch.nnodes, launch.cores, launch.memory or launch.gpus",
+        ),
+        ("sbatch: error: Batch job submission failed: Node count specification invalid", {}, "launch.nnodes"),
+        ("sbatch: error: Invalid generic resource (gres) specification", {}, "launch.gpus, or launch.options.gres"),
+        (
+            "sbatch: unrecognized option '--foo=1'\nTry \"sbatch --help\" for more information",
+            {"foo": 1},
+            "the command without launch.options.foo",
+        ),
+        ("sbatch: error: Invalid --mem specification", {}, "another launch.memory"),
+        ("sbatch: error: something else", {}, "what it names, in launch.options"),
+    ],
+)
+def test_what_sbatch_refuses_is_said_with_its_words_and_our_key(
+    tmp_path: Path, fakes: Path, said: str, options: dict[str, object], instead: str
+) -> None:
+    (fakes / "sbatch").write_text(f"#!/bin/bash\ncat >&2 <<'X'\n{said}\nX\nexit 1\n")
+    (fakes / "sbatch").chmod(0o755)
+    with pytest.raises(UserError) as refused:
+        Slurm().submit(job(tmp_path, options=options))
+    assert refused.value.instead.startswith(instead)
+    assert said.split("\n")[0].split(": ", 1)[1].removeprefix("error: ") in refused.value.why
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from trainer.errors import UserError
 from trainer.host import addresses, private
 from trainer.host.engine_tasks import (
     CARRIED,
+    CARRIED_CONFIG,
     COPIES,
     KUBERNETES,
     LIFE,
@@ -83,7 +84,7 @@ def run(asked: Carried, environment: Mapping[str, str]) -> int:
     mirror = Mirror(folder, f"{asked.copies}/{RUN}/{host}")
     _fetch(mirror)
     variables = {
-        **{name: value for name, value in environment.items() if name != CARRIED},
+        **{name: value for name, value in environment.items() if name not in (CARRIED, CARRIED_CONFIG)},
         RUN_DIR: str(folder),
         COPIES: asked.copies,
         NAMED: asked.folder,
@@ -93,7 +94,8 @@ def run(asked: Carried, environment: Mapping[str, str]) -> int:
         variables[SWEEP_DIR] = str(scratch / "sweep")
     if environment.get(SUBMITTED) == MPI and not any(word.startswith("launch.master_addr=") for word in asked.words):
         variables |= _meeting_of(asked.copies, host)
-    words = [*_unpacked(asked.config, scratch / "config"), *asked.words]
+    packed = asked.config or environment.get(CARRIED_CONFIG, "")
+    words = [*_unpacked(packed, scratch / "config"), *asked.words]
     engine, out = folder / ENGINE, None
     if host != FIRST or environment.get(SUBMITTED) == MPI:  # the engine brings the lines of host 0
         engine.mkdir(parents=True, exist_ok=True)

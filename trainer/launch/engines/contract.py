@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
@@ -71,7 +71,8 @@ class Job:
         grace_s: the checkpoint after SIGTERM takes so long at most.
         options: the engine's own, by name. setup: lines of the shell before the command.
         points: the jobs of a sweep, in place of ``words``. numbers: theirs in the sweep; (): 0, 1, 2, ...
-        swept: keys in which they differ. parallel: so many of them at a time; 0: all.
+        swept: keys in which they differ. parallel: so many of them at a time; 0: all. held: the job is not to start
+        before :meth:`Handle.release`.
         copies: the address where hosts that do not share the folder copy it to; '': they share it. config: the files
         of ``--config-dir`` for such hosts, packed.
     """
@@ -95,6 +96,7 @@ class Job:
     numbers: tuple[int, ...] = ()
     swept: tuple[str, ...] = ()
     parallel: int = 0
+    held: bool = False
     copies: str = ""
     config: str = ""
 
@@ -149,6 +151,7 @@ class Handle(ABC):
         early: where those are that its hosts could not copy; '': nowhere.
         follows: the command that follows it again; '': there is none. resumes: the command that resumes its run.
         cancelled: what becomes of a run whose job is cancelled.
+        held: it was submitted with :attr:`Job.held`, and does not start before :meth:`release`.
     """
 
     name: str
@@ -158,6 +161,7 @@ class Handle(ABC):
     follows: str = ""
     resumes: str = ""
     cancelled: str = ""
+    held: bool = False
 
     @abstractmethod
     def state(self) -> State:
@@ -187,18 +191,36 @@ class Handle(ABC):
             Unreachable: the engine does not answer.
         """
 
+    def release(self) -> None:
+        """Let a held job start.
+
+        Raises:
+            Unreachable: the engine does not answer.
+        """
+        self.held = False
+
+    def hurry(self) -> None:
+        """A second Ctrl-C while :meth:`cancel` is at work: what it waits for is not waited for."""
+
+    def end_is_shown(self) -> None:
+        """Note that a command has shown the job's end: the same command is another job from now on."""
+
 
 @dataclass(frozen=True)
 class Living:
-    """A job that an earlier command has submitted for the same folder, and that has not ended.
+    """A job that an earlier command has submitted for the same folder, and of which no command has shown the end.
 
     Attributes:
-        words: flags and overrides of that command. leaves: it ends at the moment, or was asked to.
+        words: flags and overrides of that command. folder: of the run, or of the sweep.
+        points: the jobs of a sweep by number. leaves: it ends at the moment, or was asked to. is_over: it has ended.
     """
 
     handle: Handle
     words: tuple[str, ...]
+    folder: Path
+    points: Mapping[int, Point] = field(default_factory=dict)
     leaves: bool = False
+    is_over: bool = False
 
 
 class Submitter(Launcher):
@@ -207,10 +229,14 @@ class Submitter(Launcher):
     Attributes:
         engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``. schema: declares the keys of ``options``.
         runs_apart: it runs a job with :attr:`Job.copies`, whose hosts share no disk.
+        decides: keys that say where hosts are, which the engine decides, and what to type instead of each.
     """
 
     engine = ""
     runs_apart = False
+    decides: ClassVar[Mapping[str, str]] = {
+        name: f"the command without launch.{name}, with launch.nnodes" for name in ("ips", "node_rank", "master_addr")
+    }
     schema: type[SubmitLaunch] = SubmitLaunch
     options: SubmitLaunch
 
@@ -223,13 +249,32 @@ class Submitter(Launcher):
         """Whether this command is to be submitted; False inside of a job of the engine."""
         return os.environ.get(SUBMITTED) != self.engine
 
-    @property
-    def sees_folder(self) -> bool:
+    def check_places(self) -> None:
+        """Refuse keys that say where the hosts are.
+
+        Raises:
+            UserError: one of :attr:`decides` is set.
+        """
+        for name, instead in self.decides.items():
+            if (value := getattr(self.options, name)) != getattr(self.schema, name):
+                why = f"{self.engine} decides where the hosts are, and each of them finds itself"
+                raise UserError(f"launch.{name}={value}", why, instead)
+
+    def gpus_in_options(self, hosts: int) -> tuple[str, int] | None:
+        """The option in ``launch.options`` by which the engine is asked for GPUs, and how many each host gets by it.
+
+        Raises:
+            UserError: it says no number.
+        """
+        return None
+
+    def sees(self, folder: Path) -> bool:
         """Whether this machine has the run's folder, so that a run is refused here that it would refuse there."""
         return self.options.shared_storage
 
     def living(self, folders: Sequence[Path]) -> Living | None:
-        """Return the job that lives for one of these engine folders, where two jobs would write the same files.
+        """Return the job that lives for one of these engine folders, where two jobs would write the same files; else
+        the one that was submitted for the first of them, if no command has shown its end.
 
         Raises:
             UserError: there may be one, and the engine does not answer.

@@ -165,6 +165,13 @@ class Copies:
             if Path(path).parts[1:2] == (ENGINE,):
                 self.files.rm_file(f"{self.root}/{path}")
 
+    def state(self) -> str:
+        """The state of the run in host 0's status file, such as ``done``; '': there is none."""
+        try:
+            return str(json.loads(self.files.cat_file(f"{self.root}/{FIRST}/status.json"))["state"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
     def give(self, name: str) -> None:
         """Copy a file of the folder to the address, for all hosts. Any error of the file system is raised."""
         if (path := self.folder / name).is_file():
@@ -208,6 +215,7 @@ class Away(Handle):
     def __init__(self, handle: Handle, places: Sequence[Copies], say: Callable[[str], None]) -> None:
         self.handle, self.places, self.say = handle, places, say
         self.name, self.cancels, self.log = handle.name, handle.cancels, handle.log
+        self.held = handle.held
         self.brought_at, self.failed = -BRING_S, ""
 
     def state(self) -> State:
@@ -246,6 +254,16 @@ class Away(Handle):
     def cancel(self) -> None:
         self._leave()
         self.handle.cancel()
+
+    def release(self) -> None:
+        self.handle.release()
+        self.held = False
+
+    def hurry(self) -> None:
+        self.handle.hurry()
+
+    def end_is_shown(self) -> None:
+        self.handle.end_is_shown()
 
     def _leave(self) -> None:
         try:

@@ -9,26 +9,52 @@ import re
 import secrets
 import shlex
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from trainer.config import redact
 from trainer.errors import RunPreempted, UserError, first_line
 from trainer.host import json_text, private
 from trainer.host.files import replace_file
-from trainer.launch.engines.contract import Job, Unreachable
+from trainer.launch.engines.contract import Job, Point, Unreachable
 from trainer.planning.run_secret import LEAST
 
 SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
 SUBMITTED_JOB = "job"
 """The file that says which job of which engine was submitted last for this folder."""
-OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, "ended.*", "host.*.log")
+SHOWN = "shown"
+"""The file that says that a command has shown the end of this job."""
+OF_THE_LAST = (LOG, CODE, LEAVE, LIVES, SHOWN, "ended.*", "host.*.log")
 """Files of an earlier job in the same folder."""
 ASK_S = 30.0
 """Longest wait for an answer of the engine."""
+ONE = 'eval "$setup" || exit\n'
+SEVERAL = """\
+if [ -n "$BASH_VERSION" ]; then
+    depth=${#BASH_SOURCE[@]}
+    trap 'code=$? line=$((LINENO - line + 1)); [ ${#BASH_SOURCE[@]} -gt "$depth" ] || setup_fails_at "$line"' ERR
+else
+    set -e
+fi
+line=$LINENO; eval "$setup"
+[ -z "$BASH_VERSION" ] || trap - ERR
+set +e
+"""
+"""How an entry of ``launch.setup`` of one line, or of several, is evaluated."""
+FAILS_AT = """\
+setup_fails_at() {
+    line=$(printf '%s\\n' "$setup" | sed -n "$1s/^ *//p")
+    setup=${line:-$setup}
+    exit "$code"
+}
+"""
 SAY = 'echo "$sentence" >&2'
 """Prints the sentence of a failed line of ``launch.setup``."""
+REFUSAL_LINES = 3
+"""Lines of an engine's refusal that are shown, the last ones."""
 CHUNK = 1 << 20
 """Bytes that are read of a log at once."""
 
@@ -50,28 +76,38 @@ def left_if_submitted(folders: Sequence[Path]) -> Iterator[None]:
     Args:
         folders: the engine folders of the job.
     """
-    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
     earlier = {
         path: path.with_name(f"previous.{path.name}")
         for folder in folders
         for name in (SCRIPT, SECRET, *OF_THE_LAST)
         for path in folder.glob(name)
     }
-    for path, kept in earlier.items():
-        path.replace(kept)
+    with unmade_if_refused(folders):
+        for path, kept in earlier.items():
+            path.replace(kept)
+        try:
+            yield
+        except BaseException:
+            for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
+                path.unlink(missing_ok=True)
+            for path, kept in earlier.items():
+                kept.replace(path)
+            raise
+    for kept in earlier.values():
+        kept.unlink(missing_ok=True)
+
+
+@contextmanager
+def unmade_if_refused(folders: Sequence[Path]) -> Iterator[None]:
+    """Context manager: folders that are not there yet, and those above them, are removed again after an error."""
+    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
     try:
         yield
     except BaseException:
-        for path in (folder / name for folder in folders for name in (SCRIPT, SECRET)):
-            path.unlink(missing_ok=True)
-        for path, kept in earlier.items():
-            kept.replace(path)
         for path in sorted(made, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # something else is in it meanwhile
                 path.rmdir()
         raise
-    for kept in earlier.values():
-        kept.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -80,24 +116,39 @@ class SubmittedJob:
 
     Attributes:
         engine: its name. number: of the job there. words: flags and overrides of the command.
+        points: the jobs of a sweep by number.
     """
 
     engine: str
     number: str
     words: tuple[str, ...]
+    points: Mapping[int, Point] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write it into a run's engine folder."""
-        replace_file(folder / SUBMITTED_JOB, json.dumps(asdict(self)) + "\n", private=True)
+        points = {str(number): {**asdict(one), "folder": str(one.folder)} for number, one in self.points.items()}
+        plain = {**asdict(self), "points": points}
+        if not points:
+            del plain["points"]
+        replace_file(folder / SUBMITTED_JOB, json.dumps(plain) + "\n", private=True)
 
     @staticmethod
     def of(folder: Path) -> SubmittedJob | None:
         """Read it from a run's engine folder; None: there is none."""
         try:
-            found = json_text.read_object(folder / SUBMITTED_JOB)
-            return SubmittedJob(found["engine"], found["number"], tuple(found["words"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return _submitted(**json_text.read_object(folder / SUBMITTED_JOB))
+        except (OSError, ValueError, TypeError, AttributeError):
             return None
+
+
+def _submitted(engine: str, number: str, words: Sequence[str], points: Mapping[str, Any] | None = None) -> SubmittedJob:
+    """The job of which the file has these values."""
+    read = {int(number): _point(**one) for number, one in (points or {}).items()}
+    return SubmittedJob(engine, number, tuple(words), read)
+
+
+def _point(words: Sequence[str], folder: str, name: str, copies: str) -> Point:
+    return Point(tuple(words), Path(folder), name, copies)
 
 
 def clear(folder: Path) -> None:
@@ -111,11 +162,16 @@ def shell_words(words: Sequence[str]) -> str:
     return " ".join(map(shlex.quote, words))
 
 
-def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
+def ask(
+    command: Sequence[str],
+    what: str,
+    text: str | None = None,
+    instead: Callable[[str], str] = lambda words: "what it names, in launch.options",
+) -> str:
     """Run one of the engine's commands that changes something; returns its output.
 
     Args:
-        text: what it reads.
+        text: what it reads. instead: what to type where it refuses with these words.
 
     Raises:
         UserError: there is no such command, or it refuses.
@@ -131,7 +187,8 @@ def ask(command: Sequence[str], what: str, text: str | None = None) -> str:
     except subprocess.TimeoutExpired as error:
         raise UserError(what, f"{command[0]} has not answered within {ASK_S:g} s", "the same command again") from error
     if done.returncode:
-        raise UserError(what, f"{command[0]} refuses: {_last_words(done)}", "what it names, in launch.options")
+        words = _last_words(done, REFUSAL_LINES)
+        raise UserError(what, f"{command[0]} refuses: {words}", instead(words))
     return done.stdout
 
 
@@ -152,30 +209,47 @@ def query(command: Sequence[str]) -> str:
     return done.stdout
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+def _last_words(done: subprocess.CompletedProcess[str], count: int = 1) -> str:
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip() and "--help" not in line]
-    return re.sub(r"^\w+: (error|fatal): ", "", lines[-1].strip()) if lines else f"exit code {done.returncode}"
+    own = rf"^(\w+: (error|fatal)|{re.escape(Path(done.args[0]).name)}): "
+    said = [re.sub(own, "", line.strip()) for line in lines[-count:]]
+    return "; ".join(dict.fromkeys(said)) if said else f"exit code {done.returncode}"
 
 
-def setup_lines(lines: Sequence[str], failed: str = "") -> str:
-    """The lines of ``launch.setup`` for a shell (POSIX), the first failing one of which ends it with its exit code.
+def made_by(job: Job) -> str:
+    """Lines of a script, as comments: the command that has made it, without secrets, and the run's folder."""
+    words = ["-m"] * bool(job.points) + [redact.command(job.words)]
+    lines = f"Made by: python -m trainer {' '.join(words)}", f"Run folder: {job.folder}"
+    return "".join("# {}\n".format(line.replace("\n", "\\n").replace("\r", "\\r")) for line in lines)
 
-    Each is evaluated as a whole: what happens within a script that it reads is that script's own matter.
+
+def setup_lines(entries: Sequence[str], failed: str = "") -> str:
+    """The entries of ``launch.setup`` for a shell, the first failing one of which ends it, with its exit code where
+    this says nothing else of a run (75 would be a pre-emption).
+
+    Each is a complete piece of shell, and is evaluated as a whole. One of several lines fails where one of them fails,
+    as with ``set -e``. But what happens within a script that it reads, or within a function such as ``module``, is
+    their own matter: bash can tell by its ERR trap; other shells have ``set -e`` alone.
 
     Args:
         failed: what the shell does then besides printing the line, with the exit code in ``code`` and the sentence in
             ``sentence``; it is one line.
     """
-    if not lines:
+    if not entries:
         return ""
-    texts = "".join(f'setup={shlex.quote(line)}\neval "$setup" || exit\n' for line in lines)
+    several = ["\n" in text.strip() for text in entries]
+    texts = "".join(
+        f"entry={number} setup={shlex.quote(text)}\n{SEVERAL if has_lines else ONE}"
+        for number, (text, has_lines) in enumerate(zip(entries, several, strict=True), 1)
+    )
     return (
+        f"{FAILS_AT if any(several) else ''}"
         "setup_failed() {\n"
         "    code=$?\n"
         "    set +e\n"
         "    trap - EXIT\n"
-        '    sentence="error: launch.setup: this line ended with exit code $code: $setup"\n'
-        '    [ "$code" != 0 ] || code=1 # a line such as "exit": the command has not run\n'
+        '    sentence="error: launch.setup: entry $entry ended with exit code $code: $setup"\n'
+        '    case "$code" in 0 | 2 | 75 | 130) code=1 ;; esac # of a run: done, refused, pre-empted, cancelled\n'
         f"    {failed or SAY}\n"
         "    exit $code\n"
         "}\n"

@@ -39,8 +39,10 @@ def follow(handle: Handle, out: TextIO, clock: Callable[[], float] = time.monoto
     with _forwarding(follower):
         try:
             state = follower.run()
+            handle.end_is_shown()
         except KeyboardInterrupt:
             follower.ask(handle.cancel)
+            handle.end_is_shown()
             error = Interrupted(f"got SIGINT: {handle.name} is cancelled{handle.cancelled and f'. {handle.cancelled}'}")
             if handle.resumes:
                 error.add_note(handle.resumes)
@@ -96,6 +98,7 @@ class _Follower:
         name = signal.Signals(number).name
         if self.before.phase == PENDING:
             self.ask(self.handle.cancel)
+            self.handle.end_is_shown()
             raise RunPreempted(f"got {name}: {self.handle.name} had not started, and is cancelled")
         self.ask(lambda: self.handle.signal(number))
         self._print(f"{name} is forwarded; the run saves a checkpoint and ends")
@@ -139,13 +142,14 @@ class _Follower:
 
 @contextmanager
 def _forwarding(follower: _Follower) -> Iterator[None]:
-    """Context manager: SIGTERM and SIGUSR1 to this process go to the job."""
+    """Context manager: SIGTERM and SIGUSR1 to this process go to the job. A first Ctrl-C raises KeyboardInterrupt; a
+    second one would end what cancels the job, and is handed to it instead."""
 
     def note(number: int, frame: Any) -> None:
         follower.signals.append(number)
 
     def interrupt(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would end what cancels the job
+        signal.signal(signal.SIGINT, lambda number, frame: follower.handle.hurry())
         raise KeyboardInterrupt
 
     before = {number: signal.signal(number, note) for number in FORWARDED}

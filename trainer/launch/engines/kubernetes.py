@@ -29,9 +29,10 @@ import hashlib
 import re
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -40,6 +41,7 @@ from trainer.config.schema import KubernetesLaunch
 from trainer.errors import UserError
 from trainer.host.engine_tasks import (
     CARRIED,
+    CARRIED_CONFIG,
     KUBERNETES,
     RESUME,
     ROLE,
@@ -48,10 +50,17 @@ from trainer.host.engine_tasks import (
     SUBMITTED,
     WORKER_ENDPOINTS,
 )
-from trainer.launch.engines.contract import Handle, Job, Needs, Submitter
+from trainer.launch.engines.contract import ENDED, Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import PATIENCE_S, carried
-from trainer.launch.engines.engine_folder import ask, memory_of, setup_lines
-from trainer.launch.engines.kubernetes_job import CONTAINER, INSTANCE, KubernetesJob, kubectl_of, remove_earlier
+from trainer.launch.engines.engine_folder import SHOWN, SubmittedJob, ask, left_if_submitted, memory_of, setup_lines
+from trainer.launch.engines.kubernetes_job import (
+    CONTAINER,
+    INSTANCE,
+    LEAVING,
+    KubernetesJob,
+    kubectl_of,
+    remove_earlier,
+)
 from trainer.planning.run_secret import LEAST, VARIABLE
 
 TRAIN_JOB = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
@@ -70,6 +79,8 @@ done
 QUEUE, STEP = "kueue.x-k8s.io/queue-name", "trainer.kubeflow.org/trainjob-ancestor-step"
 SERVER_PORT, WORKER_PORT = 8000, 8100
 """Each pod has its own address, so that all may have one port."""
+CONFIG_KEY = "config"
+"""Of the files of ``--config-dir`` there."""
 KEY = "value"
 """Of the run's secret in its Secret; under any other name the screen would hide it as a secret key."""
 SLACK_S = 30
@@ -79,9 +90,11 @@ OWN = ("containers", "volumes", "restartPolicy", "terminationGracePeriodSeconds"
 BY_HAND = """\
 # {kind} {name}. launch.apply=true applies it, and follows it. By hand, first its secret, then this text:
 #   (umask 077; openssl rand -hex 32 > run.secret)
-#   {kubectl} create secret generic {name} --from-file {key}=run.secret
+{config}#   {kubectl} create secret generic {name} --from-file {key}=run.secret{file}
 #   {kubectl} apply -f -
 """
+PACKS = "#   (umask 077; tar -cz -C FOLDER . | base64 -w0 > run.config) # FOLDER: that of --config-dir\n"
+"""Packs what :attr:`Job.config` is; the files may hold secrets, as those of the run."""
 """A printed manifest has no secret: it is on nobody's screen."""
 
 
@@ -93,32 +106,60 @@ class Kubernetes(Submitter):
     schema = KubernetesLaunch
     options: KubernetesLaunch
 
-    @property
-    def sees_folder(self) -> bool:
-        return False  # it is on a volume of the pods
+    def sees(self, folder: Path) -> bool:
+        volume = Path(self.options.volume_path)  # of the pods, which this machine may have as well
+        return super().sees(folder) and volume in folder.parents and volume.exists()
 
     def render(self, job: Job) -> str:
         self._check(job)
         name, kind = name_of(job), kind_of(job)
         objects = self._job_set(job, name) if kind == "JobSet" else self._train_job(job, name)
         kubectl = shlex.join(kubectl_of(self.options.namespace))
-        return BY_HAND.format(kind=kind, name=name, kubectl=kubectl, key=KEY) + _yaml(*objects)
+        words = {"kind": kind, "name": name, "kubectl": kubectl, "key": KEY, "config": "", "file": ""}
+        if job.config:
+            words |= {"config": PACKS, "file": f" --from-file {CONFIG_KEY}=run.config"}
+        return BY_HAND.format(**words) + _yaml(*objects)
 
     def printed(self, job: Job) -> str:
         return "" if self.options.apply and not self.options.dry_run else self.render(job)
 
     def submit(self, job: Job) -> Handle:
-        text, name = self.render(job), name_of(job)
-        kinds = "jobset,secret" if kind_of(job) == "JobSet" else "trainjob,trainingruntime,secret"
+        text, name, kind = self.render(job), name_of(job), kind_of(job)
+        place = job.copies or run_folder(job, self.options)
+        remove_earlier(self._handle(kind, name, job.engine_folder, place))
+        handle = self._handle(kind, name, job.engine_folder, place)
+        drawn = {KEY: secrets.token_hex(LEAST), **({CONFIG_KEY: job.config} if job.config else {})}
+        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
+        with left_if_submitted([job.engine_folder]):
+            ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
+        is_of_pods = Path(self.options.volume_path) in job.folder.parents
+        if self.sees(job.folder) or not is_of_pods:
+            with suppress(OSError):
+                job.engine_folder.mkdir(parents=True, exist_ok=True)
+                SubmittedJob(self.engine, f"{kind}/{name}", job.words).write(job.engine_folder)
+        return handle
+
+    def _handle(self, kind: str, name: str, folder: Path, place: str) -> KubernetesJob:
+        kinds = "jobset,secret" if kind == "JobSet" else "trainjob,trainingruntime,secret"
         if self.options.runtime:
             kinds = "trainjob,secret"
-        words = kind_of(job), name, kinds, self.options.namespace, job.copies or run_folder(job, self.options)
-        remove_earlier(KubernetesJob(*words))
-        handle = KubernetesJob(*words)
-        drawn = {KEY: secrets.token_hex(LEAST)}
-        secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
-        ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
-        return handle
+        return KubernetesJob(kind, name, kinds, self.options.namespace, place, folder)
+
+    def living(self, folders: Sequence[Path]) -> Living | None:
+        before = SubmittedJob.of(folders[0])
+        if before is None or before.engine != self.engine:
+            return None
+        kind, _, name = before.number.partition("/")
+        handle = self._handle(kind, name, folders[0], "the run's folder")
+        found = Living(handle, before.words, folders[0].parent)
+        try:
+            state = handle.glance()
+        except Unreachable as error:
+            why = f"{handle.name} may still run in this folder, and kubectl does not answer: {error}"
+            raise UserError("launch=kubernetes", why, "the same command again") from error
+        if state.phase != ENDED:
+            return replace(found, leaves=state.reason == LEAVING)
+        return None if (folders[0] / SHOWN).exists() else replace(found, is_over=True)
 
     def _check(self, job: Job) -> None:
         options = self.options
@@ -224,11 +265,12 @@ class Kubernetes(Submitter):
         volumes = [{"name": key, "persistentVolumeClaim": {"claimName": claim}} for key, (claim, _) in claims.items()]
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory"}})  # the default has 64 MB
         mounts = [{"name": key, "mountPath": path} for key, (_, path) in claims.items()]
-        own = {RUN_DIR: run_folder(job, options)}
+        own, of_config = {RUN_DIR: run_folder(job, options)}, {"secretKeyRef": {"name": name, "key": CONFIG_KEY}}
         if job.copies:
             volumes.append({"name": "runs", "emptyDir": {}})
             mounts.append({"name": "runs", "mountPath": options.volume_path})
-            asked = replace(carried(job)[0], started_in="")  # the image has a working folder of its own
+            # The image has a working folder of its own; the files of --config-dir come from the Secret.
+            asked = replace(carried(job)[0], started_in="", config="")
             own = {RESUME: "auto", CARRIED: _unexpanded(asked.text()), "TMPDIR": options.volume_path}
         container: dict[str, Any] = {
             "name": CONTAINER,
@@ -239,6 +281,7 @@ class Kubernetes(Submitter):
                 {"name": SUBMITTED, "value": self.engine},
                 *({"name": key, "value": value} for key, value in own.items()),
                 {"name": VARIABLE, "valueFrom": {"secretKeyRef": {"name": name, "key": KEY}}},
+                *([{"name": CARRIED_CONFIG, "valueFrom": of_config}] if job.config else []),
                 *variables,
             ],
             **({"envFrom": [{"secretRef": {"name": one}} for one in more]} if more else {}),

@@ -10,11 +10,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, RUNNING, Handle, State, Unreachable
-from trainer.launch.engines.engine_folder import CHUNK, query
+from trainer.launch.engines.engine_folder import CHUNK, SHOWN, query
 
 INSTANCE = "app.kubernetes.io/instance"
 """Label of everything that belongs to one job."""
@@ -25,6 +26,7 @@ LIFE, INDEX, ROLE_OF_POD = (
 )
 CONTAINER = "node"
 """The name that Kubeflow wants."""
+LEAVING = "it is deleted, and ends"
 LAST_LINES_S = 10.0
 """Longest wait for the lines of a pod that has ended."""
 
@@ -105,35 +107,53 @@ class KubernetesJob(Handle):
 
     Args:
         kind: TrainJob or JobSet. kinds: of all objects with this name, as kubectl deletes them.
-        folder: of the run, as the pods see it.
+        place: of the run's files: its folder as the pods see it, or their address. folder: the engine's, on this
+        machine.
     """
 
-    def __init__(self, kind: str, name: str, kinds: str, namespace: str | None, folder: str) -> None:
+    def __init__(self, kind: str, name: str, kinds: str, namespace: str | None, place: str, folder: Path) -> None:
         self.kubectl = kubectl_of(namespace)
         self.kind, self.label = kind, f"{INSTANCE}={name}"
         self.removes = [*self.kubectl, "delete", kinds, name]
         self.name, self.cancels = f"{kind} {name}", shlex.join(self.removes)
-        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {folder})"
+        self.log = f"{shlex.join(self.kubectl)} logs --selector {self.label},{INDEX}=0 (files in {place})"
+        self.folder = folder
         self._if_gone = Interrupted.exit_code
         self._has_run = False
         self._lines = _PodLines(self.kubectl)
 
     def state(self) -> State:
+        state, first = self._found()
+        self._lines.follow(first, state.phase == ENDED)
+        return state
+
+    def glance(self) -> State:
+        """The state, without following the lines from now on.
+
+        Raises:
+            Unreachable: kubectl does not answer.
+        """
+        return self._found()[0]
+
+    def _found(self) -> tuple[State, Pod | None]:
+        """The state, and the pod of host 0."""
         listed = query([*self.kubectl, "get", f"{self.kind.lower()},pods", "-l", self.label, "-o", "json"])
         items = _at(json.loads(listed), "items") or []
         whole = next((one for one in items if _at(one, "kind") == self.kind), None)
         pods = [Pod.of(one) for one in items if _at(one, "kind") == "Pod"]
         pods = [pod for pod in pods if pod.life == max(one.life for one in pods)]
+        return self._state_of(whole, pods), _first(pods)
+
+    def _state_of(self, whole: Mapping[str, Any] | None, pods: Sequence[Pod]) -> State:
         holding = {one.kind: one for one in _conditions(whole or {}) if one.holds}
         failed = holding.get("Failed")
         ended = whole is None or failed is not None or not holding.keys().isdisjoint(("Complete", "Completed"))
-        self._lines.follow(_first(pods), ended)
         if whole is None:
             return State(ENDED, "deleted", self._if_gone)
         if ended:
             return State(ENDED, failed.message, _code(pods)) if failed else State(ENDED)
         if _at(whole, "metadata", "deletionTimestamp"):
-            return State(RUNNING, "it is deleted, and ends")
+            return State(RUNNING, LEAVING)
         waiting = [pod for pod in pods if not pod.has_begun]
         if not pods or waiting:
             suspended = holding.get("Suspended")
@@ -153,6 +173,10 @@ class KubernetesJob(Handle):
         """Delete the job. Its pods get SIGTERM, and have their grace; the job is there until the last has ended."""
         query([*self.removes, "--cascade=foreground", "--wait=false", "--ignore-not-found"])
 
+    def end_is_shown(self) -> None:
+        with suppress(OSError):
+            (self.folder / SHOWN).touch()
+
 
 def remove_earlier(earlier: KubernetesJob) -> None:
     """Remove an ended job of the same folder, which has the same name.
@@ -161,7 +185,7 @@ def remove_earlier(earlier: KubernetesJob) -> None:
         UserError: it has not ended, or kubectl does not answer.
     """
     try:
-        if (before := earlier.state()).phase == ENDED:
+        if (before := earlier.glance()).phase == ENDED:
             query([*earlier.removes, "--cascade=foreground", "--ignore-not-found"])
             return
     except Unreachable as error:

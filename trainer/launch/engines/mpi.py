@@ -19,6 +19,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from trainer.config.schema import MpiLaunch
 from trainer.errors import UserError
@@ -32,6 +33,7 @@ from trainer.launch.engines.engine_folder import (
     ask,
     begin,
     failed_hosts,
+    made_by,
     read_code,
     setup_lines,
     shell_words,
@@ -41,7 +43,7 @@ from trainer.planning.run_secret import VARIABLE
 OPENMPI, WORDS = "openmpi", "TRAINER_WORDS"
 SCRIPT = """\
 #!/bin/sh
-# mpirun starts one task on each host; what each task does about its end: trainer/launch/engines/mpi.py.
+{made_by}# mpirun starts one task on each host; what each task does about its end: trainer/launch/engines/mpi.py.
 export {submitted}=mpi TRAINER_RUN_DIR={folder}
 {secret}=$(cat {secret_file}) && export {secret} || exit 1
 {words}={command} && export {words} # no command line that other users of the hosts can see
@@ -49,7 +51,8 @@ exec {mpirun} {shell} -c {task} {engine}
 """
 AWAY_SCRIPT = """\
 #!/bin/sh
-# No disk is shared: the files of the hosts come by {copies}. What each task does: trainer/launch/engines/mpi.py.
+{made_by}# No disk is shared: the files of the hosts come by {copies}.
+# What each task does: trainer/launch/engines/mpi.py.
 export {submitted}=mpi
 {secret}=$(cat {secret_file}) && export {secret} || exit 1
 {words}={carried} && export {words} # no command line that other users of the hosts can see
@@ -90,10 +93,15 @@ class Mpi(Submitter):
     runs_apart = True
     schema = MpiLaunch
     options: MpiLaunch
+    decides: ClassVar = {  # launch.master_addr helps where no variable says it
+        "ips": "launch.hosts=HOST,HOST with launch.nnodes=2",
+        "node_rank": Submitter.decides["node_rank"],
+    }
 
     def render(self, job: Job) -> str:
         self._check(job)
         both = {
+            "made_by": made_by(job),
             "submitted": SUBMITTED,
             "secret": VARIABLE,
             "secret_file": shlex.quote(str(job.engine_folder / SECRET)),
@@ -136,6 +144,9 @@ class Mpi(Submitter):
         if job.points:
             raise UserError("--multirun", "mpirun starts one run", "one command for each run of the sweep")
         job.refuse_range("mpirun ends all tasks when it loses a host")
+        if job.copies and not options.wait:
+            why = "the run's files are brought by the command that follows mpirun, which is a process of this machine"
+            raise UserError("launch.wait=false", why, "nohup python -m trainer ... without launch.wait=false")
         if options.hosts and options.hostfile:
             raise UserError("launch.hosts", "launch.hostfile says where as well", "one of the two")
         if options.hosts and (count := len(options.hosts.split(","))) != job.hosts:

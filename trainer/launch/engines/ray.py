@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import secrets
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -26,8 +26,6 @@ from trainer.planning.run_secret import LEAST, VARIABLE
 FORWARDED = ("TRAINER_", "MLFLOW_")
 """Variables of this command that all hosts get begin so."""
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-WITHOUT = ("ips", "role")
-"""Keys by which the user says where each process is."""
 HEADER = """\
 # What launch=ray asks Ray for, and what the actor of each host starts. Without launch.dry_run=true it is submitted.
 """
@@ -40,6 +38,7 @@ class Ray(Submitter):
     runs_apart = True
     schema = RayLaunch
     options: RayLaunch
+    decides: ClassVar = {**Submitter.decides, "role": "the command without launch.role, with launch.nnodes"}
 
     def render(self, job: Job) -> str:
         self._check(job)
@@ -83,9 +82,6 @@ class Ray(Submitter):
         return sorted({*(name for name in os.environ if name.startswith(FORWARDED)), *more})
 
     def _check(self, job: Job) -> None:
-        for name in (name for name in WITHOUT if getattr(self.options, name) is not None):
-            what, why = f"launch.{name}={getattr(self.options, name)}", "Ray chooses where the hosts are"
-            raise UserError(what, why, f"the command without launch.{name}, with launch.nnodes")
         if job.points:
             raise UserError("--multirun", "a sweep is not one job of Ray", "one command for each of its runs")
         job.refuse_range("a placement group has a fixed number of hosts")

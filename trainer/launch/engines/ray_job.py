@@ -182,7 +182,11 @@ class _Life:
         return self.ray.remote(ray_hosts.Host).options(**options).remote()
 
     def _answers(self) -> Iterator[tuple[_Host, Any]]:
-        """Yield each answer of an actor that has come; an actor that has died is a lost host."""
+        """Yield each answer of an actor that has come; an actor that has died is a lost host.
+
+        Raises:
+            RayError: the cluster does not answer, or has lost one; the call comes again.
+        """
         asked = {host.asked: host for host in self.hosts if host.asked is not None}
         if not asked:
             return
@@ -201,6 +205,10 @@ class _Life:
             except errors.RayTaskError as error:
                 host.code = UserError.exit_code
                 self.refusal = f"{host.name} cannot start the command: {first_line(error.cause)}"
+            except errors.RayError:  # the answer is lost, and with it whether the call has arrived
+                if not host.has_begun:
+                    self._ask_to_begin(host)
+                raise
 
     def _lose(self, host: _Host, how: str) -> None:
         host.is_lost = True
@@ -318,7 +326,7 @@ class RayJob(Handle):
         if job.copies:
             self.log = f"{job.folder}/workerlog.0"
         self.losses = self.preemptions = 0
-        self.has_to_leave = False
+        self.has_to_leave = self.is_hurried = False
         self.ended: State | None = None
         self.said: list[str] = []
         self.life = _Life(self, 0)
@@ -386,9 +394,12 @@ class RayJob(Handle):
         until = self.clock() + self.job.grace_s + SLACK_S
         if self.life.phase == STARTED:
             self.life.signal(signal.SIGTERM)
-            while self.state().phase != ENDED and self.clock() < until:
+            while not self.is_hurried and self.state().phase != ENDED and self.clock() < until:
                 self.sleep(CANCEL_POLL_S)
         self._leave(Interrupted.exit_code)
+
+    def hurry(self) -> None:
+        self.is_hurried = True
 
     def _leave(self, code: int) -> None:
         if self.ended is None:

@@ -12,12 +12,12 @@ from typing import Any
 from trainer.errors import UserError
 from trainer.launch.engines.contract import Job
 from trainer.launch.engines.copies import carried
-from trainer.launch.engines.engine_folder import LOG, SECRET, memory_of, setup_lines, shell_words
+from trainer.launch.engines.engine_folder import LOG, SECRET, made_by, memory_of, setup_lines, shell_words
 from trainer.launch.engines.slurm_concerns import SIGNAL_BEFORE_S
 
 SCRIPT = """\
 #!/bin/bash
-{directives}
+{made_by}{directives}
 
 # The task of each host is that host's launcher. How this script decides about its end: trainer/launch/engines/slurm.py.
 {place}
@@ -155,6 +155,7 @@ SHORT = {"N": "nodes", "n": "ntasks", "a": "array", "o": "output", "e": "error",
 """Their short forms."""
 KEYS = {
     "nodes": "launch.nnodes",
+    "ntasks": "launch.nnodes",
     "array": "sweep.parallel",
     "mem": "launch.memory",
     "cpus_per_task": "launch.cores",
@@ -171,6 +172,7 @@ def rendered(job: Job) -> str:
     """
     limit = f'[ "$(grep -c \'^[0-9]* 75 $\' "$engine/lives")" -le {job.max_preemptions} ] && '
     return SCRIPT.format(
+        made_by=made_by(job),
         directives="\n".join(f"#SBATCH {directive}" for directive in _directives(job)),
         setup=setup_lines(job.setup, AWAY_FAILED if job.copies else FAILED),
         number="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" if job.points else "$SLURM_JOB_ID",

@@ -1,4 +1,6 @@
 #!/bin/bash
+# Made by: python -m trainer +recipe=digits_lenet 'name='"'"'a $b c'"'"''
+# Run folder: /home/ann/outputs/one
 #SBATCH --job-name=lenet
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -21,14 +23,14 @@ setup_failed() {
     code=$?
     set +e
     trap - EXIT
-    sentence="error: launch.setup: this line ended with exit code $code: $setup"
-    [ "$code" != 0 ] || code=1 # a line such as "exit": the command has not run
+    sentence="error: launch.setup: entry $entry ended with exit code $code: $setup"
+    case "$code" in 0 | 2 | 75 | 130) code=1 ;; esac # of a run: done, refused, pre-empted, cancelled
     carry begin "$kept" && mkdir -p "$engine" && exec >>"$engine/log" 2>&1; mkdir -p "$engine"; echo "$sentence"; echo "$life $code " >>"$engine/lives"; echo "$code" >"$engine/code"; carry once "$kept" && rm -rf "$kept"
     exit $code
 }
 trap setup_failed EXIT
 trap 'trap - EXIT TERM; kill -TERM $$' TERM USR1 # by a signal this shell ends as any other
-setup='module load cuda'
+entry=1 setup='module load cuda'
 eval "$setup" || exit
 trap - EXIT TERM USR1
 set +e
