@@ -42,12 +42,12 @@ RESNET = [
 ]
 LENET = ["+recipe=digits_lenet", "data.batch_size=128", "execution.log_every=20"]
 CASES = {
-    "ResNet-50, bf16": [*RESNET, "strategy=single"],
-    "ResNet-50, bf16, NCCL": [*RESNET, "strategy=collective"],
-    "ResNet-50, bf16, compiled": [*RESNET, "strategy=single", "compile=true"],
+    "ResNet-50, bf16": [*RESNET, "strategy=single", "precision=bf16"],
+    "ResNet-50, bf16, NCCL": [*RESNET, "strategy=collective", "precision=bf16"],
+    "ResNet-50, bf16, compiled": [*RESNET, "strategy=single", "precision=bf16", "compile=true"],
     "ResNet-50, fp16": [*RESNET, "strategy=single", "precision=fp16"],
     "ResNet-50, fp32": [*RESNET, "strategy=single", "precision=fp32", "data.batch_size=128"],
-    "LeNet, bf16": [*LENET, "strategy=single"],
+    "LeNet, bf16": [*LENET, "strategy=single", "precision=bf16"],
     "LeNet, fp32": [*LENET, "strategy=single", "precision=fp32"],
 }
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -72,3 +72,18 @@ def test_optimizer_clipping_and_average_take_as_many_kernels_for_any_model(libra
     )
     more = large - small  # the average of buffers, of which only the larger model has some
     assert small and sum(more.values()) <= UPDATES and all(line.startswith("optim/averaged.py") for line in more)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("mean_std", [True, False])
+def test_one_kernel_makes_16_bits_of_bytes(channels_last: bool, mean_std: bool, library: Path) -> None:
+    question = {"channels_last": channels_last, "mean_std": mean_std}
+    found = machine.run(library, "tests.null_gpu.placing", question)
+    assert found["kernels"] == [["aten::addcmul", "torch.bfloat16"]] and not found["waits"]
+    assert found["made"] == ["torch.bfloat16", "cuda", True]
+
+
+def test_torch_computes_batch_norm_by_cudnn_in_all_types_but_bf16(library: Path) -> None:
+    """Why ``precision=auto`` is fp16 for models with batch norm: see ``trainer/planning/precision.py``."""
+    found = machine.run(library, "tests.null_gpu.norms", {})
+    assert found == {"torch.float32": "Cudnn", "torch.float16": "Cudnn", "torch.bfloat16": "Native"}

@@ -249,7 +249,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
         profile=False,
         verbosity="quiet",
         limit_val_batches=1,
-        **_in_processes(config),
+        **one_process_config(config),
         checkpoint=dict.fromkeys(("every_steps", "every_minutes", "every_epochs")),
         **({} if streams else {"data": {"work": "static"}}),
     )
@@ -262,7 +262,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
     return replace(job.assignment, config=config, plan=plan)
 
 
-def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
+def one_process_config(config: RunConfig) -> dict[str, dict[str, str]]:
     """Launch keys that start the only worker as a process of its own, so that its death does not end this process."""
     target = config.launch._target_
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:

@@ -72,7 +72,7 @@ def _execute(
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
             _begin_folder(own_folder, ready, overrides)
-            ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
+            ready = fingerprinted(_with_batch(ready, _measured(prepared(ready))), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
             result.chosen, result.why, result.class_weights = (
@@ -154,6 +154,15 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     why = {**plan.remarks.why, **outcome.pop("why", {})}
     ended = replace(result, chosen=chosen, why=why, **outcome)
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
+
+
+def _measured(ready: Ready) -> Ready:
+    """The job with the precision that is the fastest on this machine's GPU, for ``precision=auto``."""
+    if ready.checked.device != "cuda":
+        return ready
+    from trainer.job.measured_precision import measured
+
+    return measured(ready, say)
 
 
 def _with_batch(asked: Ready, ready: Ready) -> Ready:

@@ -15,13 +15,13 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
+from trainer.planning.precision import Case, choose_precision
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
 if TYPE_CHECKING:
     from trainer.host.visible_gpus import Gpu
 
-BIG_MODEL = 1_000_000
 ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
 CORES_FED = 8
@@ -53,6 +53,9 @@ class ModelFacts:
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
         unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
+        norms: kinds of its norm layers, e.g. ``BatchNorm2d``.
+        speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
+        precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
     """
 
     parameters: int
@@ -69,6 +72,9 @@ class ModelFacts:
     part: str = ""
     unfused: str = ""
     unfused_by_auto: str = ""
+    norms: tuple[str, ...] = ()
+    speeds: dict[str, float] = field(default_factory=dict)
+    precision_before: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,10 @@ def choose(
     slow_data: bool,
     batch_size: int = 0,
     servers: bool = False,
+    without_fp16: str = "",
 ) -> tuple[Chosen, dict[str, str]]:
-    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update.
+    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update; ``without_fp16``
+    says why fp16 is not possible.
 
     Raises:
         UserError: ``execution.fused_optimizer`` is not possible.
@@ -127,7 +135,8 @@ def choose(
         why["device"] = listed(machine.gpus) or machine.about_gpus.why or "no GPU"
     precision = config.precision
     if precision == "auto":
-        precision, why["precision"] = _precision(device, model, machine, workers_here)
+        case = precision_case(config, device, model, machine, workers_here, without_fp16)
+        precision, why["precision"] = choose_precision(case)
     channels_last = execution.channels_last
     if channels_last == "auto":
         channels_last = model.convolutional and precision in ("bf16", "fp16")
@@ -197,27 +206,25 @@ def listed(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{number} x {name}" if (number := len(list(same))) > 1 else name for name, same in alike)
 
 
-def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: int) -> tuple[str, str]:
-    if device == "cuda":
-        gpus = machine.gpus[:workers_here]
-        if not gpus:
-            return "bf16", "assuming GPUs of compute capability 8.0 or newer"
-        capability = min(gpu.capability for gpu in gpus)
-        if capability == (0, 0):
-            return "fp32", "the driver does not say which compute capability the GPU has"
-        if capability >= (8, 0):
-            return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"
-        if capability >= (7, 0):
-            return "fp16", f"compute capability {capability[0]}.{capability[1]} has fp16 matrix units and no bf16"
-        return "fp32", "no 16-bit matrix units"
-    fast = sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"})
-    if not fast:
-        return "fp32", "this CPU has no bf16 instructions (AMX or AVX512-BF16)"
-    if not model.convolutional:
-        return "fp32", "on a CPU bf16 pays for convolutions, and this model has none"
-    if model.parameters < BIG_MODEL:
-        return "fp32", f"with {model.parameters:,} parameters, below {BIG_MODEL:,}, bf16 does not pay on a CPU"
-    return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
+def precision_case(
+    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, without_fp16: str = ""
+) -> Case:
+    """What ``precision=auto`` goes by."""
+    gpus = machine.gpus[:workers_here]
+    fused = config.optimizer.get("fused") or not (model.unfused or model.unfused_by_auto) or config.mode != "train"
+    together = bool(config.node("strategy").get("sync_batch_norm"))  # computed by torch's own kernels in any precision
+    return Case(
+        device=device,
+        capability=min((gpu.capability for gpu in gpus), default=None),
+        bf16_units=sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"}),
+        parameters=model.parameters - model.in_tables,
+        convolutional=model.convolutional,
+        batch_norm=not together and any(kind.startswith("BatchNorm") for kind in model.norms),
+        without_fp16=without_fp16,
+        waits_in_fp16="" if fused else "with an optimizer that is not fused each update would wait for the GPU",
+        speeds=model.speeds,
+        before=model.precision_before,
+    )
 
 
 def _reading(device: str, machine: Machine, workers_here: int, slow_data: bool) -> tuple[int | str, str]:

@@ -31,6 +31,7 @@ from trainer.planning.plan import (
     StrategyPlan,
     Topology,
 )
+from trainer.planning.precision import FP16
 from trainer.planning.processes import Process, processes_of, transport_of
 from trainer.planning.training_checks import concern_of, loss_in_words
 from trainer.tasks.contract import best_metric, task_of
@@ -226,7 +227,17 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     config = checked.config
     machine = replace(machine, cores=None) if checked.elsewhere else machine
     servers = "server" in checked.declaration.entries
-    chosen, why = choose(config, checked.device, model, machine, checked.nproc, slow, config.batch_size, servers)
+    chosen, why = choose(
+        config,
+        checked.device,
+        model,
+        machine,
+        checked.nproc,
+        slow,
+        config.batch_size,
+        servers,
+        without_fp16=without_fp16(checked),
+    )
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
     if checked.elsewhere and "device" in why:
@@ -238,6 +249,15 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     if checked.auto_task:
         why["task"] = checked.auto_task
     return chosen, why
+
+
+def without_fp16(checked: Checked) -> str:
+    """Why ``precision=auto`` cannot be fp16: what the strategy says of it; empty: it can."""
+    if checked.config.precision != "auto" or checked.config.mode != "train":
+        return ""
+    typed = checked.config.changed(precision=FP16)
+    refused = [one for one in checked.declaration.refuse(typed, checked.workers) if one.what == f"precision={FP16}"]
+    return refused[0].why if refused else ""
 
 
 def _training_length(checked: Checked) -> Length:

@@ -35,7 +35,7 @@ from trainer.strategies.seat import Seat
 from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
-from trainer.worker.model import Updaters, autocast, construct, prepared
+from trainer.worker.model import Updaters, autocast, construct, prepared, type_of_bytes
 from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
 from trainer.worker.training import FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
@@ -161,12 +161,12 @@ def _make_feed(
     facts, chosen, tested = plan.data.facts, plan.chosen, measured(config)[1] and splits.test is not None
     readers, prefetch = int(chosen.num_workers), int(chosen.prefetch)
     reading = Reading(config.seed, readers, prefetch, chosen.pin_memory, _make_mixing(config, facts))
-    dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
+    dtype, device = torch.float64 if chosen.precision == "fp64" else torch.float32, torch.device(seat.device)
     return Feed(
         splits,
         training_sampler(config, facts.train_samples, plan.batches.size, seat.rank, seat.size, order),
         EvaluationSampler(facts.val_samples, plan.batches.val_size, seat.rank, seat.size),
-        Placement(splits, torch.device(seat.device), dtype, chosen.channels_last),
+        Placement(splits, device, dtype, chosen.channels_last, type_of_bytes(chosen.precision, device)),
         merge=plan.batches.merge,
         average=config.strategy.gradient_merge.avg,
         reading=reading,

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from trainer.config import keys, schema
@@ -36,6 +38,8 @@ from trainer.worker.user_strategy import check_worker
 
 MATRIX = 2
 """Dimensions of what Muon takes."""
+NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+"""Layers that normalise, with the classes made of them."""
 
 
 def probe(
@@ -68,13 +72,7 @@ def probe(
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
-        unfused = unfused_by_auto = ""
-        if device == "cuda" or config.execution.fused_optimizer is True or config.optimizer.get("fused"):
-            from trainer.optim.fused import why_not, why_not_by_auto
-
-            own = dict(model.named_parameters())
-            unfused = why_not(optimizer, [(name, own[name]) for name in names])
-            unfused_by_auto = why_not_by_auto(optimizer, any(tables(model)))
+        unfused, unfused_by_auto = _unfused(config, device, model, optimizer, names)
         if any(tables(model)):
             from trainer.optim.sparse import rule_of
 
@@ -109,7 +107,25 @@ def probe(
         part=part,
         unfused=unfused,
         unfused_by_auto=unfused_by_auto,
+        norms=_norms(model),
     )
+
+
+def _unfused(
+    config: RunConfig, device: str, model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> tuple[str, str]:
+    """Why the optimizer cannot be fused, and why ``auto`` leaves it unfused; empty where that is not asked for."""
+    if device != "cuda" and config.execution.fused_optimizer is not True and not config.optimizer.get("fused"):
+        return "", ""
+    from trainer.optim.fused import why_not, why_not_by_auto
+
+    own = dict(model.named_parameters())
+    return why_not(optimizer, [(name, own[name]) for name in names]), why_not_by_auto(optimizer, any(tables(model)))
+
+
+def _norms(model: nn.Module) -> tuple[str, ...]:
+    """The kinds of the model's norm layers."""
+    return tuple(sorted({type(module).__name__ for module in model.modules() if isinstance(module, NORMS)}))
 
 
 def _try_transforms(config: RunConfig) -> None:
