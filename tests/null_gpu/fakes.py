@@ -8,6 +8,7 @@
   ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.
 - The random state of the GPU is zeros. Memory cannot be pinned: ``pin_memory`` returns its tensor, which then counts as
   pinned. Events are counted, see ``waits.py``.
+- ``execution.expandable_segments=false``: the driver that is not there has no virtual addresses.
 - The best model is not written, because its tensors have no values.
 """
 

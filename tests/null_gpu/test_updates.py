@@ -87,3 +87,22 @@ def test_torch_computes_batch_norm_by_cudnn_in_all_types_but_bf16(library: Path)
     """Why ``precision=auto`` is fp16 for models with batch norm: see ``trainer/planning/precision.py``."""
     found = machine.run(library, "tests.null_gpu.norms", {})
     assert found == {"torch.float32": "Cudnn", "torch.float16": "Cudnn", "torch.bfloat16": "Native"}
+
+
+def test_settings_hold_in_the_worker_and_nowhere_else(library: Path) -> None:
+    found = machine.run(library, "tests.null_gpu.applied", {"variables": {}})
+    assert found["before"] == found["after"] == {"variables": {}, "tf32": ["highest", False, True]}
+    segments = "expandable_segments:True"
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": segments, "TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_DEBUG": "WARN"}
+    assert found["within"] == {"variables": variables, "tf32": ["high", True, True]}
+    assert found["allocator"]["expandable_segments"] is True
+    assert found["none"] == {"variables": {}, "tf32": ["highest", False, False]}
+
+
+def test_the_users_variables_stay_as_they_are(library: Path) -> None:
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "NCCL_DEBUG": "INFO", "NVIDIA_TF32_OVERRIDE": "0"}
+    found = machine.run(library, "tests.null_gpu.applied", {"variables": own})
+    del own["NVIDIA_TF32_OVERRIDE"]
+    assert found["within"] == {"variables": own | {"TORCH_NCCL_HIGH_PRIORITY": "1"}, "tf32": ["highest", False, True]}
+    assert found["allocator"]["expandable_segments"] is False
+    assert found["after"]["variables"] == own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +18,10 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.visible_gpus import Gpu
 from trainer.job import plan_table
-from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
 from trainer.planning.checked_config import Checked
+from trainer.planning.chosen import Chosen, GpuSettings
 from trainer.planning.plan import Plan, Predicted
 from trainer.tracking.describe import note
 from trainer.wording import counted
@@ -453,7 +454,13 @@ def test_what_is_given_is_taken_without_a_reason() -> None:
     given = CONFIG.changed(
         device="cpu",
         precision="fp64",
-        execution={"channels_last": True, "keep_memory": False, "threads": 5, "fused_optimizer": False},
+        execution={
+            "channels_last": True,
+            "keep_memory": False,
+            "threads": 5,
+            "fused_optimizer": False,
+            **dict.fromkeys(asdict(GpuSettings()), False),
+        },
         data={"num_workers": 3, "prefetch": 5, "pin_memory": True},
     )
     chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +180,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 def _chosen(plan: Plan) -> dict[str, Any]:
     """The choices of ``auto``, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
-    return {**size, **asdict(plan.chosen)}
+    return {**size, **plan.chosen.flat()}
 
 
 def _show(ready: Ready) -> None:

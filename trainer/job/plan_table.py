@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import InProcessLaunch
 from trainer.planning.auto import Buckets
+from trainer.planning.chosen import BY_USER
 from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal.screen import Screen
 from trainer.visible import shortened
@@ -18,7 +18,10 @@ from trainer.wording import counted
 MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
-IF_AUTO = ("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer")
+IF_AUTO = (
+    *("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer"),
+    *("tf32", "expandable_segments", "nccl_priority", "numa"),
+)
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 WHOLE = ("batch size", "device")
 """Rows whose reason is always shown."""
@@ -55,7 +58,9 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 def _is_detail(what: str, value: str, plan: Plan) -> bool:
     """Whether only ``verbosity=debug`` shows a row: its value is the usual one, or follows from other rows."""
-    if what in DETAILS or (what in IF_AUTO and what in plan.remarks.why):
+    if what in IF_AUTO and what in plan.remarks.why:
+        return not plan.remarks.why[what].endswith(BY_USER)
+    if what in DETAILS:
         return True
     if what == "  written in":
         return value.endswith("(measured now)") and " s behind the training" in value
@@ -68,7 +73,7 @@ def _is_detail(what: str, value: str, plan: Plan) -> bool:
 
 def _shortened(what: str, value: str, plan: Plan) -> str:
     """A cell without a long reason of ``auto``, and with paths relative to the working folder."""
-    if len(value) > ONE_LINE and what not in WHOLE:
+    if len(value) > ONE_LINE and what not in WHOLE and not value.endswith(f"{BY_USER})"):
         value = value.partition("  (auto: ")[0]
     if what == "weights" and plan.mode == "train":
         return value.replace(f"{plan.paths.run_dir}/", "")
@@ -133,7 +138,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         )
     if plan.strategy.buckets is not None:
         yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
-    for key, value in asdict(plan.chosen).items():
+    for key, value in plan.chosen.flat().items():
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
 

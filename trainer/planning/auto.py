@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,15 +16,18 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
+from trainer.planning.chosen import Chosen, GpuSettings
 from trainer.planning.precision import Case, choose_precision
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
 if TYPE_CHECKING:
+    from trainer.host.numa import Nodes
     from trainer.host.visible_gpus import Gpu
 
 ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
+AUTOMATIC = "auto"
 CORES_FED = 8
 """Cores that train on a CPU, which one reading process feeds."""
 
@@ -79,37 +83,38 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs."""
+    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs.
+
+    Attributes:
+        nodes: its NUMA nodes; None: not known. variables: of the user, that set what ``auto`` would; they matter with a
+        GPU. windows: it is Windows' subsystem.
+    """
 
     cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
     about_gpus: AboutGpus = field(default_factory=AboutGpus)
+    nodes: Nodes | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    windows: bool = False
 
     @staticmethod
     def here() -> Machine:
-        """This machine's cores, CPU flags and GPUs."""
-        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus(), hardware.about_gpus())
+        """This machine's cores, CPU flags, GPUs and NUMA nodes, and the user's variables."""
+        names: list[str] = []
+        if hardware.gpus():
+            from trainer.planning.gpu_settings import VARIABLES
 
-
-@dataclass(frozen=True)
-class Chosen:
-    """The settings by which the run computes and reads: precision, memory, threads, reading processes.
-    ``auto`` is decided where the plan is for this machine.
-
-    Attributes:
-        precision: fp64, fp32, bf16 or fp16. threads: CPU threads per worker; num_workers: processes that read for each;
-        prefetch: batches that each keeps ready.
-    """
-
-    precision: str
-    channels_last: bool
-    keep_memory: bool
-    threads: int | Literal["auto"]
-    num_workers: int | Literal["auto"]
-    prefetch: int | Literal["auto"]
-    pin_memory: bool
-    fused_optimizer: bool
+            names = [name for some in VARIABLES.values() for name in some]
+        return Machine(
+            hardware.cores(),
+            hardware.cpu_flags(),
+            hardware.gpus(),
+            hardware.about_gpus(),
+            hardware.numa_nodes(),
+            {name: os.environ[name] for name in names if name in os.environ},
+            hardware.is_windows_subsystem(),
+        )
 
 
 def choose(
@@ -127,7 +132,7 @@ def choose(
     says why fp16 is not possible.
 
     Raises:
-        UserError: ``execution.fused_optimizer`` is not possible.
+        UserError: a key of ``execution`` asks for what is not possible.
     """
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
@@ -150,15 +155,13 @@ def choose(
         why["keep_memory"] = (
             "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
         )
+    gpu, reasons, own = _on_gpu(config, device, precision, machine, workers_here, servers)
+    why |= reasons
     threads: int | Literal["auto"] | None = execution.threads
     if threads is None:
-        if machine.cores is None:
-            threads, why["threads"] = "auto", f"cores of each host / {counted(workers_here, 'worker')}"
-        else:
-            threads = max(1, machine.cores // workers_here)
-            why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
-        if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
-            threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
+        threads, why["threads"] = _threads(device, model, machine, workers_here, batch_size)
+        if own and threads != "auto" and own < threads:
+            threads, why["threads"] = own, f"{counted(own, 'core')} of its NUMA node for each worker there"
     num_workers: Any = data.num_workers
     if num_workers in (None, "auto"):
         num_workers, why["num_workers"] = _reading(device, machine, workers_here, slow_data)
@@ -176,7 +179,46 @@ def choose(
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
     fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values, fused), {name: reason for name, reason in why.items() if reason}
+    return Chosen(*values, fused, gpu), {name: reason for name, reason in why.items() if reason}
+
+
+def _on_gpu(
+    config: RunConfig, device: str, precision: str, machine: Machine, workers_here: int, servers: bool
+) -> tuple[GpuSettings, dict[str, str], int]:
+    """The further settings on GPUs, the reasons, and how many cores a worker has that is bound to a NUMA node (0: none
+    is)."""
+    names = asdict(GpuSettings())
+    if device != "cuda" and not any(getattr(config.execution, name) is True for name in names):
+        return GpuSettings(), {name: "for GPUs" for name in names if getattr(config.execution, name) == AUTOMATIC}, 0
+    from trainer.planning.gpu_settings import GpuCase, cores_of_a_worker, gpu_settings
+
+    case = GpuCase(
+        device=device,
+        precision=precision,
+        typed=config.precision != AUTOMATIC,
+        workers_here=workers_here,
+        capability=min((gpu.capability for gpu in machine.gpus[:workers_here]), default=None),
+        several=workers_here * config.launch.nnodes > 1,
+        servers=servers,
+        variables=machine.variables,
+        nodes=machine.nodes,
+        elsewhere=machine.cores is None or not machine.gpus,
+        windows=machine.windows,
+    )
+    chosen, why = gpu_settings(config, case)
+    return chosen, why, cores_of_a_worker(case) if chosen.numa else 0
+
+
+def _threads(
+    device: str, model: ModelFacts, machine: Machine, workers_here: int, batch_size: int
+) -> tuple[int | Literal["auto"], str]:
+    one = machine.cores is not None and machine.cores // workers_here <= 1
+    if device == "cpu" and not one and 0 < model.work * batch_size <= ONE_CORE_WORK:
+        return 1, "a batch is so little work that threads would wait for each other"
+    if machine.cores is None:
+        return "auto", f"cores of each host / {counted(workers_here, 'worker')}"
+    share = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
+    return max(1, machine.cores // workers_here), share
 
 
 def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:

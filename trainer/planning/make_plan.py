@@ -15,8 +15,9 @@ from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
-from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose
 from trainer.planning.checked_config import Checked
+from trainer.planning.chosen import Chosen
 from trainer.planning.data_checks import stream_reading
 from trainer.planning.plan import (
     Batches,
@@ -225,7 +226,7 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
         slow: a sample takes long to read.
     """
     config = checked.config
-    machine = replace(machine, cores=None) if checked.elsewhere else machine
+    machine = replace(machine, cores=None, variables={}) if checked.elsewhere else machine
     servers = "server" in checked.declaration.entries
     chosen, why = choose(
         config,

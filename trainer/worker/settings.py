@@ -32,12 +32,21 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with _compiler_cache(config.compile):
+        with _compiler_cache(config.compile), _gpu_settings(plan, seat):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(deterministic)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def _gpu_settings(plan: Plan, seat: Seat) -> contextlib.AbstractContextManager[None]:
+    """Context manager: what the plan has chosen for GPUs holds."""
+    if not seat.device.startswith("cuda"):
+        return nullcontext()
+    from trainer.worker.gpu_settings import on_gpu
+
+    return on_gpu(plan.chosen.gpu, torch.device(seat.device))
 
 
 def _compiler_cache(compiles: bool) -> contextlib.AbstractContextManager[None]:
