@@ -114,6 +114,11 @@ def is_windows_subsystem() -> bool:
     return Path("/dev/dxg").exists()
 
 
+def c_compiler() -> str | None:
+    """The path of a C compiler that this machine has (Triton calls it on GPUs); None without one."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
 def cpp_compiler() -> str | None:
     """The path of a C++ compiler that this machine has (torch.compile calls it on the CPU); None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")

@@ -20,6 +20,7 @@ DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
 IF_AUTO = (
     *("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "fused_optimizer"),
+    "compile_mode",
     *("tf32", "expandable_segments", "nccl_priority", "numa"),
 )
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
@@ -139,6 +140,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.strategy.buckets is not None:
         yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
     for key, value in plan.chosen.flat().items():
+        if key == "compile" and not value and key not in plan.remarks.why:
+            continue
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
 

@@ -16,7 +16,7 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
-from trainer.planning.chosen import Chosen, GpuSettings
+from trainer.planning.chosen import Chosen, Compiling, GpuSettings
 from trainer.planning.precision import Case, choose_precision
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
@@ -58,6 +58,7 @@ class ModelFacts:
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
         unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
         norms: kinds of its norm layers, e.g. ``BatchNorm2d``.
+        in_blocks: share of its parameters in blocks that come again; 0 where nothing is compiled.
         speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
         precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
     """
@@ -77,6 +78,7 @@ class ModelFacts:
     unfused: str = ""
     unfused_by_auto: str = ""
     norms: tuple[str, ...] = ()
+    in_blocks: float = 0.0
     speeds: dict[str, float] = field(default_factory=dict)
     precision_before: tuple[str, str] = ("", "")
 
@@ -179,7 +181,34 @@ def choose(
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
     fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values, fused, gpu), {name: reason for name, reason in why.items() if reason}
+    chosen = Chosen(*values, fused, gpu)
+    return chosen, {name: reason for name, reason in why.items() if reason}
+
+
+def compiled(
+    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, updates: int, servers: bool
+) -> tuple[Compiling, dict[str, str]]:
+    """Choose how the model is compiled in a run of so many updates, with reasons for ``auto``.
+
+    Raises:
+        UserError: a key asks for what is not possible.
+    """
+    if not config.compile:
+        return Compiling(), {}
+    from trainer.planning.compiling import CompileCase, compiling
+
+    case = CompileCase(
+        device=device,
+        parameters=model.parameters - model.in_tables,
+        in_tables=model.in_tables,
+        in_blocks=model.in_blocks,
+        batch_norm=any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in model.norms),
+        capability=min((gpu.capability for gpu in machine.gpus[:workers_here]), default=None),
+        updates=updates,
+        ddp=config.strategy._target_ == schema.CollectiveStrategy._target_,
+        servers=servers,
+    )
+    return compiling(config, case)
 
 
 def _on_gpu(

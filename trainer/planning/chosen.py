@@ -26,13 +26,26 @@ class GpuSettings:
 
 
 @dataclass(frozen=True)
+class Compiling:
+    """Whether and how the model is compiled.
+
+    Attributes:
+        mode: of torch.compile. regions: its repeated blocks are compiled, and not the whole.
+    """
+
+    compile: bool = False
+    mode: str = "default"
+    regions: bool = False
+
+
+@dataclass(frozen=True)
 class Chosen:
     """The settings by which the run computes and reads: precision, memory, threads, reading processes.
     ``auto`` is decided where the plan is for this machine.
 
     Attributes:
         precision: fp64, fp32, bf16 or fp16. threads: CPU threads per worker; num_workers: processes that read for each;
-        prefetch: batches that each keeps ready. gpu: further settings on GPUs.
+        prefetch: batches that each keeps ready. gpu, compiling: further settings.
     """
 
     precision: str
@@ -44,8 +57,11 @@ class Chosen:
     pin_memory: bool
     fused_optimizer: bool
     gpu: GpuSettings = field(default_factory=GpuSettings)
+    compiling: Compiling = field(default_factory=Compiling)
 
     def flat(self) -> dict[str, Any]:
         """All settings by name."""
-        values = asdict(self)
-        return {**{name: value for name, value in values.items() if name != "gpu"}, **asdict(self.gpu)}
+        values = {name: value for name, value in asdict(self).items() if name not in ("gpu", "compiling")}
+        how = {"compile_mode": self.compiling.mode, "compile_regions": self.compiling.regions}
+        compiled = {"compile": self.compiling.compile, **(how if self.compiling.compile else {})}
+        return {**values, **asdict(self.gpu), **compiled}

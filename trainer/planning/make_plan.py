@@ -15,7 +15,7 @@ from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
-from trainer.planning.auto import Machine, ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose, compiled
 from trainer.planning.checked_config import Checked
 from trainer.planning.chosen import Chosen
 from trainer.planning.data_checks import stream_reading
@@ -103,6 +103,9 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
     config, facts = checked.config, checked.facts
     chosen, why = _chosen(checked, model, machine, facts.slow or checked.sees_pictures)
     length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
+    servers = "server" in checked.declaration.entries
+    how, reasons = compiled(config, checked.device, model, machine, checked.nproc, length.total_steps, servers)
+    chosen, why = replace(chosen, compiling=how), why | reasons
     return Plan(
         mode=config.mode,
         strategy=StrategyPlan(
@@ -111,7 +114,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             traits=checked.declaration.traits,
             entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
             transport=transport_of(config, checked.declaration.roles(checked.workers, config.launch)),
-            buckets=model.buckets,
+            buckets=None if how.compile else model.buckets,  # the compiler orders the gradients
         ),
         topology=_topology(checked),
         batches=_batches(checked),

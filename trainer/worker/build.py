@@ -56,8 +56,10 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     model = construct(config)
     bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
-    if config.compile:
-        model.compile(backend=config.execution.compile_backend)
+    if plan.chosen.compiling.compile:
+        from trainer.worker.compiled_model import compile_model
+
+        compile_model(model, plan.chosen.compiling, config.execution.compile_backend)
     forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
@@ -80,7 +82,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         lockstep=plan.strategy.traits.lockstep,
         schedule=_make_schedule(config, plan),
         watchers=_make_watchers(config, plan, seat, strategy, model),
-        reporting=Reporting(report, LogWindow(objective), compiles=config.compile),
+        reporting=Reporting(report, LogWindow(objective), compiles=plan.chosen.compiling.compile),
         final_test=FinalTest(bare),
     )
 

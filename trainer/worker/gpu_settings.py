@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -68,7 +69,7 @@ def tf32(wanted: bool) -> Iterator[None]:
 
 def cores_beside(device: torch.device) -> tuple[int, ...]:
     """The cores of a GPU's NUMA node that this process may use; empty: the machine does not say."""
-    card = torch.cuda.get_device_properties(device)
+    card: Any = torch.cuda.get_device_properties(device)
     bus_id = f"{card.pci_domain_id:08x}:{card.pci_bus_id:02x}:{card.pci_device_id:02x}.0"
     nodes = numa.read([bus_id], os.sched_getaffinity(0))
     return tuple(nodes.cores.get(nodes.gpus[0], ()))

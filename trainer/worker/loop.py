@@ -94,7 +94,7 @@ def train_epoch(run: Training, epoch: int) -> None:
     strategy, progress, watchers, window = run.strategy, run.progress, run.watchers, run.reporting.window
     report, profile = run.reporting.report, run.reporting.profile
     for samples, batches in profile.each("data", run.feed.updates(epoch, progress.update)):
-        report.doing("first update, compiling the model" if run.reporting.compiles else "first update")
+        report.doing("first update")
         watchers.step_hook.before_update(run)
         weight: float | torch.Tensor | None = None
         for batch in profile.each("data", batches):

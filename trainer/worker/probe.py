@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import is_lazy
 
 from trainer.config import keys, schema
@@ -33,13 +31,12 @@ from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.tasks.contract import task_of
 from trainer.worker.callbacks import HOOKS
+from trainer.worker.model_facts import in_blocks, norms_of
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
 MATRIX = 2
 """Dimensions of what Muon takes."""
-NORMS = (_BatchNorm, _InstanceNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
-"""Layers that normalise, with the classes made of them."""
 
 
 def probe(
@@ -107,7 +104,8 @@ def probe(
         part=part,
         unfused=unfused,
         unfused_by_auto=unfused_by_auto,
-        norms=_norms(model),
+        norms=norms_of(model),
+        in_blocks=in_blocks(config, model),
     )
 
 
@@ -123,11 +121,6 @@ def _unfused(
     return why_not(optimizer, [(name, own[name]) for name in names]), why_not_by_auto(optimizer, any(tables(model)))
 
 
-def _norms(model: nn.Module) -> tuple[str, ...]:
-    """The kinds of the model's norm layers."""
-    return tuple(sorted({type(module).__name__ for module in model.modules() if isinstance(module, NORMS)}))
-
-
 def _try_transforms(config: RunConfig) -> None:
     """Build the image transforms of one's own, and apply them to an image."""
     if nodes := config.node("data").get("transforms"):
@@ -141,7 +134,7 @@ def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buck
     exchange none, or the compiler decides on the order of the gradients.
     """
     strategy = config.strategy
-    if config.mode != "train" or config.compile or not isinstance(strategy, schema.CollectiveStrategy):
+    if config.mode != "train" or config.compile is True or not isinstance(strategy, schema.CollectiveStrategy):
         return None
     if strategy._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
         return None

@@ -32,7 +32,7 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        with _compiler_cache(config.compile), _gpu_settings(plan, seat):
+        with _compiler_cache(plan.chosen.compiling.compile), _gpu_settings(plan, seat):
             yield
     finally:
         torch.set_num_threads(threads)

@@ -198,6 +198,14 @@ class ExecutionConfig:
         "with compile=true: inductor writes kernels; aot_eager and eager run the traced graph with torch's own",
         choices=("inductor", "aot_eager", "eager"),
     )
+    compile_mode: str = key(
+        "default",
+        "with compile: how long torch.compile searches for fast kernels, and whether it records CUDA graphs",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
+    compile_regions: Any = key(
+        "auto", "with compile: the model's repeated blocks, each kind once, in place of the whole", choices=AUTO
+    )
     threads: Optional[int] = key(
         None,
         "CPU threads per worker (null: cores / workers; 1 where a batch is little work)",
