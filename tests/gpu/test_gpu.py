@@ -383,3 +383,22 @@ def test_a_state_in_pinned_memory_is_that_of_the_moment(tmp_path: Path) -> None:
     for name, states in {"first": wanted, "second": second, "again": second}.items():
         found = tensor_tree.read(tmp_path / name)
         assert all(torch.equal(found[key], tensor.cpu()) for key, tensor in states.items())
+
+
+@pytest.mark.parametrize("strategy", ["single", "collective"])
+def test_captured_updates_have_the_losses_of_eager_ones(strategy: str, tmp_path: Path) -> None:
+    typed = (*DIGITS, f"strategy={strategy}", "epochs=1", "execution.log_every=1", "sampler.drop_last=false", *EXACT)
+    ended(*typed, "hydra.run.dir=eager", cwd=tmp_path)
+    ended(*typed, "hydra.run.dir=graph", "execution.cuda_graph=true", cwd=tmp_path)
+    eager, graph = losses(tmp_path / "eager"), losses(tmp_path / "graph")
+    assert len(graph) == len(eager) > 20 and graph == pytest.approx(eager, rel=1e-3)
+    assert apart(tmp_path / "eager", tmp_path / "graph") < 1e-3
+
+
+def test_compiled_blocks_have_the_losses_of_eager_ones(tmp_path: Path) -> None:
+    typed = (*RESNET, "model=resnet18", "execution.log_every=1", "epochs=1", *EXACT)
+    ended(*typed, "hydra.run.dir=eager", cwd=tmp_path)
+    for regions in ("true", "false"):
+        how = ("compile=true", f"execution.compile_regions={regions}", f"hydra.run.dir={regions}")
+        ended(*typed, *how, cwd=tmp_path)
+        assert losses(tmp_path / regions) == pytest.approx(losses(tmp_path / "eager"), rel=2e-3)

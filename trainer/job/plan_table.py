@@ -140,7 +140,7 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.strategy.buckets is not None:
         yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
     for key, value in plan.chosen.flat().items():
-        if key == "compile" and not value and key not in plan.remarks.why:
+        if key in ("compile", "cuda_graph") and not value and key not in plan.remarks.why:
             continue
         yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)

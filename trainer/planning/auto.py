@@ -59,6 +59,7 @@ class ModelFacts:
         unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
         norms: kinds of its norm layers, e.g. ``BatchNorm2d``.
         in_blocks: share of its parameters in blocks that come again; 0 where nothing is compiled.
+        loss_by_sample: the loss can tell the loss of each sample.
         speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
         precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
     """
@@ -79,6 +80,7 @@ class ModelFacts:
     unfused_by_auto: str = ""
     norms: tuple[str, ...] = ()
     in_blocks: float = 0.0
+    loss_by_sample: bool = True
     speeds: dict[str, float] = field(default_factory=dict)
     precision_before: tuple[str, str] = ("", "")
 

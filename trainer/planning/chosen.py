@@ -58,6 +58,7 @@ class Chosen:
     fused_optimizer: bool
     gpu: GpuSettings = field(default_factory=GpuSettings)
     compiling: Compiling = field(default_factory=Compiling)
+    cuda_graph: bool = False
 
     def flat(self) -> dict[str, Any]:
         """All settings by name."""

@@ -105,7 +105,12 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
     length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
     servers = "server" in checked.declaration.entries
     how, reasons = compiled(config, checked.device, model, machine, checked.nproc, length.total_steps, servers)
-    chosen, why = replace(chosen, compiling=how), why | reasons
+    chosen, why = replace(chosen, compiling=how, cuda_graph=config.execution.cuda_graph), why | reasons
+    if chosen.cuda_graph:
+        from trainer.planning.cuda_graph import check_capture
+
+        with checked.lacks:
+            check_capture(checked, model, chosen)
     return Plan(
         mode=config.mode,
         strategy=StrategyPlan(
@@ -259,6 +264,8 @@ def without_fp16(checked: Checked) -> str:
     """Why ``precision=auto`` cannot be fp16: what the strategy says of it; empty: it can."""
     if checked.config.precision != "auto" or checked.config.mode != "train":
         return ""
+    if checked.config.execution.cuda_graph:
+        return "a captured update cannot ask whether its gradients are finite"
     typed = checked.config.changed(precision=FP16)
     refused = [one for one in checked.declaration.refuse(typed, checked.workers) if one.what == f"precision={FP16}"]
     return refused[0].why if refused else ""

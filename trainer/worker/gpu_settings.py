@@ -17,15 +17,17 @@ SEGMENTS = "expandable_segments:True"
 
 
 @contextmanager
-def on_gpu(chosen: GpuSettings, device: torch.device) -> Iterator[None]:
+def on_gpu(chosen: GpuSettings, device: torch.device, captures: bool = False) -> Iterator[None]:
     """Context manager: the settings hold in this process, before it first asks CUDA for memory. The user's own
-    variables stay as they are."""
+    variables stay as they are. ``captures``: updates are captured as a CUDA graph."""
     with ExitStack() as stack:
         if chosen.expandable_segments and not _set_by_user("expandable_segments"):
             stack.enter_context(variables(PYTORCH_CUDA_ALLOC_CONF=SEGMENTS))
         if chosen.nccl_priority:
             own = {"TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_DEBUG": "WARN"}
             stack.enter_context(variables(**{n: v for n, v in own.items() if n not in os.environ}))
+        if captures and "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ:  # torch's condition for DDP in a graph
+            stack.enter_context(variables(TORCH_NCCL_ASYNC_ERROR_HANDLING="0"))
         if not _set_by_user("tf32"):
             stack.enter_context(tf32(chosen.tf32))
         if chosen.numa and not _set_by_user("numa") and (cores := cores_beside(device)):

@@ -98,6 +98,9 @@ def train_epoch(run: Training, epoch: int) -> None:
         watchers.step_hook.before_update(run)
         weight: float | torch.Tensor | None = None
         for batch in profile.each("data", batches):
+            if run.captured is not None:
+                run.captured.update(run, batch)
+                continue
             if weight is None:
                 weight = strategy.weight(batch.update_denominator)
             strategy.prepare(batch)
@@ -110,12 +113,13 @@ def train_epoch(run: Training, epoch: int) -> None:
                 with profile("backward"):
                     strategy.backward(_scaled(loss, weight * batch.share))
             window.add(Loss(loss, batch.denominator), outputs, batch, keep=run.schedule.log_last_batch)
-        window.lr = strategy.lr
-        with profile("optimizer"):
-            if watchers.step_hook.after_backward(run):
-                strategy.step(samples)
-            else:
-                strategy.skip(samples)
+        if run.captured is None:
+            window.lr = strategy.lr
+            with profile("optimizer"):
+                if watchers.step_hook.after_backward(run):
+                    strategy.step(samples)
+                else:
+                    strategy.skip(samples)
         progress.step, progress.update = progress.step + 1, progress.update + 1
         progress.samples += samples
         report.progress(epoch, progress.step)

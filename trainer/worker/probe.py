@@ -106,6 +106,7 @@ def probe(
         unfused_by_auto=unfused_by_auto,
         norms=norms_of(model),
         in_blocks=in_blocks(config, model),
+        loss_by_sample=getattr(loss, "reduction", "") == "mean",
     )
 
 

@@ -46,7 +46,7 @@ def _gpu_settings(plan: Plan, seat: Seat) -> contextlib.AbstractContextManager[N
         return nullcontext()
     from trainer.worker.gpu_settings import on_gpu
 
-    return on_gpu(plan.chosen.gpu, torch.device(seat.device))
+    return on_gpu(plan.chosen.gpu, torch.device(seat.device), plan.chosen.cuda_graph)
 
 
 def _compiler_cache(compiles: bool) -> contextlib.AbstractContextManager[None]:

@@ -206,6 +206,7 @@ class ExecutionConfig:
     compile_regions: Any = key(
         "auto", "with compile: the model's repeated blocks, each kind once, in place of the whole", choices=AUTO
     )
+    cuda_graph: bool = key(False, "on GPUs: capture the whole update as a CUDA graph, and replay it")
     threads: Optional[int] = key(
         None,
         "CPU threads per worker (null: cores / workers; 1 where a batch is little work)",
