@@ -17,7 +17,7 @@ from trainer.data.sets.cifar import DRAWN, Cifar10
 from trainer.data.sets.digits import Digits
 from trainer.data.sets.image_folder import ImageFolder
 from trainer.data.sets.mnist import Mnist
-from trainer.data.source import DataSource
+from trainer.data.source import DataSource, Splits
 
 KINDS: dict[str, tuple[type[DataSource], type, list[float], list[float]]] = {
     "imagefolder": (ImageFolder, schema.ImageFolderData, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
@@ -70,3 +70,26 @@ def test_a_window_lies_anywhere_in_theresized_image(tmp_path: Path, monkeypatch:
     found = [next(n for n, part in enumerate(parts) if torch.equal(part, window)) for window in windows]
     counts = np.bincount(found, minlength=24)
     assert ((counts - count / 24) ** 2 / (count / 24)).sum() < 60, "chi-squared of 23 degrees: above 60 once in 30,000"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_bytes_become_16_bits_as_autocast_rounds(dtype: torch.dtype, channels_last: bool, normalised: bool) -> None:
+    """Rounded once, as the numbers of 32 bits are that a first convolution gets under autocast."""
+    mean, std = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]) if normalised else (None, None)
+    splits, cpu = Splits(None, None, mean, std), torch.device("cpu")  # type: ignore[arg-type]
+    images = torch.arange(256, dtype=torch.uint8).repeat(3).view(1, 3, 16, 16)
+    labels = torch.zeros(1)
+    wide, _ = Placement(splits, cpu, torch.float32, channels_last)(images, labels)
+    narrow, _ = Placement(splits, cpu, torch.float32, channels_last, dtype)(images, labels)
+    assert isinstance(wide, torch.Tensor) and isinstance(narrow, torch.Tensor) and narrow.dtype == dtype
+    assert narrow.stride() == wide.stride()
+    truth = images.double() / 255
+    if normalised:
+        truth = (truth - torch.tensor(mean).double().view(-1, 1, 1)) / torch.tensor(std).double().view(-1, 1, 1)
+    unit = torch.finfo(dtype).eps / 2
+    assert ((narrow.double() - truth).abs() <= truth.abs() * unit + 1e-6).all()
+    assert ((narrow.double() - wide.to(dtype).double()).abs() <= truth.abs() * 2 * unit + 1e-6).all()
+    floats, _ = Placement(splits, cpu, torch.float32, channels_last, dtype)(images.float(), labels)
+    assert isinstance(floats, torch.Tensor) and floats.dtype == torch.float32, "only bytes are exact in 16 bits"

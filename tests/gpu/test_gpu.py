@@ -28,7 +28,9 @@ from trainer.checkpoint import tensor_tree
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.checkpoint.tensor_tree import Packed
 from trainer.data.augment.views import Augmentation, CentreView, TrainView, WindowView
+from trainer.data.placement import Placement
 from trainer.data.shared_batches import Parcel, SharedBatches
+from trainer.data.source import Splits
 from trainer.host import hardware, nvml, visible_gpus
 from trainer.host.torch_gpus import Question
 
@@ -67,15 +69,37 @@ def apart(one: Path, other: Path) -> float:
     )
 
 
-def test_gpu_is_taken_unasked_and_learns_in_bf16(tmp_path: Path) -> None:
+def test_gpu_is_taken_unasked_and_learns(tmp_path: Path) -> None:
     done = ended(*DIGITS, "epochs=4", cwd=tmp_path)
     plan = read(tmp_path / "run" / "plan.json")
     assert (
-        plan["topology"]["device"] == "cuda" and plan["chosen"]["precision"] == "bf16" and plan["chosen"]["pin_memory"]
+        plan["topology"]["device"] == "cuda" and plan["chosen"]["precision"] == "fp32" and plan["chosen"]["pin_memory"]
     )
     assert [p["device"] for p in plan["topology"]["processes"]] == ["cuda:0"]
-    assert "compute capability" in done.stdout
+    assert "kernels are so short" in done.stdout
     assert read(tmp_path / "run" / "result.json")["metrics"]["val/acc1"] > 0.93
+
+
+def test_a_long_run_measures_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path / "cache"))
+    ended(*RESNET, "data.batches=500", "data.batch_size=8", "limit_train_batches=500", "model=resnet18", cwd=tmp_path)
+    plan = read(tmp_path / "run" / "plan.json")
+    assert "measured here: " in plan["remarks"]["why"]["precision"]
+    kept = read(tmp_path / "cache" / "precisions.json")
+    assert [set(speeds) for speeds in kept.values()] == [{"fp32", "bf16", "fp16"}]
+
+
+def test_bytes_of_a_gpu_are_rounded_as_those_of_a_cpu() -> None:
+    images, labels = torch.arange(256, dtype=torch.uint8).repeat(6).view(2, 3, 16, 16), torch.zeros(2)
+    splits = Splits(None, None, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # type: ignore[arg-type]
+    for dtype in (torch.bfloat16, torch.float16):
+        on_cpu, on_gpu = (
+            Placement(splits, torch.device(device), torch.float32, True, dtype)(images.pin_memory(), labels)[0]
+            for device in ("cpu", "cuda:0")
+        )
+        assert isinstance(on_cpu, torch.Tensor) and isinstance(on_gpu, torch.Tensor) and on_gpu.dtype == dtype
+        # fused multiply-add rounds once where a CPU rounds twice: at most one unit in the last place
+        assert torch.allclose(on_gpu.cpu().double(), on_cpu.double(), rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp32", "fp16", "bf16"])
@@ -152,7 +176,7 @@ def test_resumed_run_is_bit_identical_on_the_gpu(case: str, tmp_path: Path) -> N
 
 
 def test_convolutions_are_bit_identical_after_a_kill_too(tmp_path: Path) -> None:
-    """ResNet-18 in channels_last and bf16, with cuDNN's deterministic kernels."""
+    """ResNet-18 in channels_last and fp16, with cuDNN's deterministic kernels."""
     told = (
         *RESNET,
         "model=resnet18",
@@ -407,3 +431,22 @@ def test_slots_that_are_registered_count_as_pinned() -> None:
     inputs, labels = shared.take(sent)
     assert isinstance(inputs, torch.Tensor) and inputs.is_pinned() and labels.is_pinned()
     assert torch.equal(inputs.to("cuda", non_blocking=True).cpu(), torch.arange(1000.0))
+
+
+@pytest.mark.parametrize("strategy", ["single", "collective"])
+def test_captured_updates_have_the_losses_of_eager_ones(strategy: str, tmp_path: Path) -> None:
+    typed = (*DIGITS, f"strategy={strategy}", "epochs=1", "execution.log_every=1", "sampler.drop_last=false", *EXACT)
+    ended(*typed, "hydra.run.dir=eager", cwd=tmp_path)
+    ended(*typed, "hydra.run.dir=graph", "execution.cuda_graph=true", cwd=tmp_path)
+    eager, graph = losses(tmp_path / "eager"), losses(tmp_path / "graph")
+    assert len(graph) == len(eager) > 20 and graph == pytest.approx(eager, rel=1e-3)
+    assert apart(tmp_path / "eager", tmp_path / "graph") < 1e-3
+
+
+def test_compiled_blocks_have_the_losses_of_eager_ones(tmp_path: Path) -> None:
+    typed = (*RESNET, "model=resnet18", "execution.log_every=1", "epochs=1", *EXACT)
+    ended(*typed, "hydra.run.dir=eager", cwd=tmp_path)
+    for regions in ("true", "false"):
+        how = ("compile=true", f"execution.compile_regions={regions}", f"hydra.run.dir={regions}")
+        ended(*typed, *how, cwd=tmp_path)
+        assert losses(tmp_path / regions) == pytest.approx(losses(tmp_path / "eager"), rel=2e-3)

@@ -27,7 +27,7 @@ class Card:
 
     Attributes:
         memory, used: MiB; None: the card does not say. busy: percent. slices: its MIG devices; None: no MIG mode.
-        error: what the driver answers instead of it.
+        error: what the driver answers instead of it. bus: number of its PCI bus; None: it does not say.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Card:
     cores: int = 16896
     slices: tuple[Card, ...] | None = None
     error: int = 0
+    bus: int | None = None
 
 
 class Library:
@@ -144,6 +145,16 @@ class Library:
             return NOT_SUPPORTED
         out._obj.gpu = busy
         return 0
+
+    def nvmlDeviceGetPciInfo_v3(self, handle: Any, out: Any) -> int:
+        if (bus := self._of(handle).bus) is None:
+            return NOT_SUPPORTED
+        out._obj.busId = f"00000000:{bus:02X}:00.0".encode()
+        return 0
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Any, out: Any) -> int:
+        number = ctypes.cast(handle, ctypes.c_void_p).value or 0
+        return self._handle(number - number % 100, out) if number % 100 else NOT_FOUND
 
     def nvmlDeviceGetMigMode(self, handle: Any, current: Any, pending: Any) -> int:
         return self._number(int(self._of(handle).slices is not None), current) + self._number(0, pending)

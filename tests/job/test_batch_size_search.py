@@ -21,7 +21,7 @@ from tests import runs
 from trainer.errors import RunFailed, UserError
 from trainer.host import memory
 from trainer.host.memory import GIB
-from trainer.job.batch_size_search import MOST, largest
+from trainer.job.batch_size_search import MOST, Try, largest
 from trainer.planning import tracking_store
 from trainer.run_folder.repeat import repeatable
 from trainer.tracking import client
@@ -99,15 +99,50 @@ def read(path: str) -> Any:
 def test_the_search_finds_the_largest_size_in_few_tries(truth: int, most: int) -> None:
     tried: list[int] = []
 
-    def fits(size: int) -> bool:
+    def try_size(size: int) -> Try:
         tried.append(size)
-        return size <= truth
+        return Try(size <= truth, "")
 
-    found = largest(fits, most)
+    found = largest(try_size, most)
     best = min(truth, most)
     assert best * 15 / 16 < found <= best and (found == best or best > 16)
     assert len(tried) == len(set(tried)) <= 22 and max(tried) <= most
-    assert largest(lambda size: False, most) == 0 == largest(lambda size: True, 0)
+    assert largest(lambda size: Try(False, ""), most) == 0 == largest(lambda size: Try(True, ""), 0)
+
+
+@pytest.mark.parametrize("each", [400_000_000, 60_000_000, 1_000_003])
+@pytest.mark.parametrize("room", [80 * GIB, 141 * GIB])
+@pytest.mark.parametrize("block", [1, 20 << 20])
+def test_two_small_batches_and_one_more_are_enough(each: int, room: int, block: int) -> None:
+    """As on a GPU: weights and their state, so much for each sample, and memory in blocks."""
+    tried: list[int] = []
+
+    def try_size(size: int) -> Try:
+        tried.append(size)
+        peak = -(-(700_000_000 + each * size) // block) * block
+        return Try(peak <= room, "", peak, room)
+
+    found, best = largest(try_size, MOST), (room - 700_000_000) // each
+    assert tried[:2] == [32, 64] and found == tried[-1] and len(tried) == 3 + (best > 64 * 64), tried
+    assert best * 15 / 16 < found <= best
+
+
+@pytest.mark.parametrize("curve", [0.9, 1.0, 1.05, 1.3])
+@pytest.mark.parametrize("jump", [0, 200, 900])
+def test_a_wrong_prediction_costs_tries_and_no_precision(curve: float, jump: int) -> None:
+    """The peak bends, or a kernel takes more memory from some size on."""
+    tried: list[int] = []
+
+    def peak(size: int) -> int:
+        return int(GIB + 50_000_000 * size**curve + 5 * GIB * (0 < jump < size))
+
+    def try_size(size: int) -> Try:
+        tried.append(size)
+        return Try(peak(size) <= 80 * GIB, "", peak(size), 80 * GIB)
+
+    found = largest(try_size, MOST)
+    best = next(size for size in range(1, MOST) if peak(size + 1) > 80 * GIB)
+    assert best * 15 / 16 < found <= best and len(tried) <= 12, (found, best, tried)
 
 
 @pytest.mark.all

@@ -81,7 +81,8 @@ def count(workers: int, overrides: list[str], config_dir: str | None = None) -> 
     """Train some updates with a plan for so many GPUs, of which this process has the first."""
     folder = Path(tempfile.mkdtemp())
     with patch.object(hardware, "gpus", lambda: (GPU,) * workers):
-        job = ready(*overrides, "device=cuda", "tracking=none", run_dir=str(folder), config_dir=config_dir)
+        typed = [*overrides, "device=cuda", "execution.expandable_segments=false", "tracking=none"]
+        job = ready(*typed, run_dir=str(folder), config_dir=config_dir)
     job.checked.source.prepare(job.checked.facts, silent)
     config, plan = job.assignment.config, job.assignment.plan
     board = SealedBoard(dist.HashStore(), b"x" * 32)

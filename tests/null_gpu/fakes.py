@@ -14,6 +14,7 @@
 - Workers of parameter servers are not here: a server needs the values of gradients.
 - The best model is copied and not written, because its tensors have no values.
 - No callback asks to stop the run. Each number that comes says one does.
+- ``execution.expandable_segments=false``: the driver that is not there has no virtual addresses.
 """
 
 from __future__ import annotations

@@ -81,3 +81,37 @@ def test_a_worker_waits_once_for_each_server_and_for_its_norm_whatever_the_model
         waited == {name: one["waits"] for name, one in large.items()} == {"clip": 1, "push": 2, "pull": 0, "buffers": 1}
     )
     assert small["push"]["kernels"] == large["push"]["kernels"] > 0
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("mean_std", [True, False])
+def test_one_kernel_makes_16_bits_of_bytes(channels_last: bool, mean_std: bool, library: Path) -> None:
+    question = {"channels_last": channels_last, "mean_std": mean_std}
+    found = machine.run(library, "tests.null_gpu.placing", question)
+    assert found["kernels"] == [["aten::addcmul", "torch.bfloat16"]] and not found["waits"]
+    assert found["made"] == ["torch.bfloat16", "cuda", True]
+
+
+def test_torch_computes_batch_norm_by_cudnn_in_all_types_but_bf16(library: Path) -> None:
+    """Why ``precision=auto`` is fp16 for models with batch norm: see ``trainer/planning/precision.py``."""
+    found = machine.run(library, "tests.null_gpu.norms", {})
+    assert found == {"torch.float32": "Cudnn", "torch.float16": "Cudnn", "torch.bfloat16": "Native"}
+
+
+def test_settings_hold_in_the_worker_and_nowhere_else(library: Path) -> None:
+    found = machine.run(library, "tests.null_gpu.applied", {"variables": {}})
+    assert found["before"] == found["after"] == {"variables": {}, "tf32": ["highest", False, True]}
+    segments = "expandable_segments:True"
+    variables = {"PYTORCH_CUDA_ALLOC_CONF": segments, "TORCH_NCCL_HIGH_PRIORITY": "1", "NCCL_DEBUG": "WARN"}
+    assert found["within"] == {"variables": variables, "tf32": ["high", True, True]}
+    assert found["allocator"]["expandable_segments"] is True
+    assert found["none"] == {"variables": {}, "tf32": ["highest", False, False]}
+
+
+def test_the_users_variables_stay_as_they_are(library: Path) -> None:
+    own = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "NCCL_DEBUG": "INFO", "NVIDIA_TF32_OVERRIDE": "0"}
+    found = machine.run(library, "tests.null_gpu.applied", {"variables": own})
+    del own["NVIDIA_TF32_OVERRIDE"]
+    assert found["within"] == {"variables": own | {"TORCH_NCCL_HIGH_PRIORITY": "1"}, "tf32": ["highest", False, True]}
+    assert found["allocator"]["expandable_segments"] is False
+    assert found["after"]["variables"] == own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,9 +18,10 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.visible_gpus import Gpu
 from trainer.job import plan_table
-from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose
 from trainer.planning.batches import batch_sizes
 from trainer.planning.checked_config import Checked
+from trainer.planning.chosen import Chosen, GpuSettings
 from trainer.planning.plan import Plan, Predicted
 from trainer.tracking.describe import note
 from trainer.wording import counted
@@ -125,7 +127,7 @@ def test_sixteen_hosts_of_eight_gpus_without_any_of_them() -> None:
             "MASTER_PORT": "29500",
         }
     }
-    assert plan.chosen.precision == "bf16" and "assuming" in plan.remarks.why["precision"]
+    assert plan.chosen.precision == "fp16" and "assuming" in plan.remarks.why["precision"]
     assert plan.chosen.pin_memory is True and plan.chosen.keep_memory is False
 
 
@@ -306,6 +308,8 @@ def test_a_batch_that_fits_one_worker_may_not_fit_many() -> None:
 
 CONFIG = RunConfig()
 BIG, SMALL = ModelFacts(25_000_000, convolutional=True), ModelFacts(20_000, convolutional=True)
+RESNET = replace(BIG, norms=("BatchNorm2d",))
+SPEEDS = {"fp32": 2950.0, "bf16": 4703.0, "fp16": 5985.0}
 AMX = frozenset({"avx512f", "amx_bf16"})
 
 
@@ -326,6 +330,17 @@ def gpu_of(major: int, minor: int) -> Machine:
         ("cuda", BIG, gpu_of(7, 0), "fp16", True, "compute capability 7.0"),
         ("cuda", BIG, gpu_of(6, 0), "fp32", False, "no 16-bit matrix units"),
         ("cuda", BIG, Machine(2, AMX, ()), "bf16", True, "assuming GPUs of compute capability 8.0"),
+        ("cuda", SMALL, gpu_of(9, 0), "fp32", False, "with 20,000 parameters, below 1,000,000, kernels are so short"),
+        ("cuda", RESNET, gpu_of(9, 0), "fp16", True, "batch norm by cuDNN in fp16"),
+        ("cuda", RESNET, Machine(2, AMX, ()), "fp16", True, "assuming GPUs of compute capability 8.0 or newer, and"),
+        ("cuda", replace(RESNET, norms=("LayerNorm",)), gpu_of(9, 0), "bf16", True, "compute capability 9.0"),
+        ("cuda", replace(RESNET, unfused="odd"), gpu_of(9, 0), "bf16", True, "each update would wait for the GPU"),
+        ("cuda", replace(RESNET, in_tables=24_500_000), gpu_of(9, 0), "fp32", False, "with 500,000 parameters"),
+        ("cuda", replace(RESNET, speeds=SPEEDS), gpu_of(9, 0), "fp16", True, "fp16 5,985, bf16 4,703, fp32 2,950"),
+        ("cuda", replace(SMALL, speeds=SPEEDS), gpu_of(9, 0), "bf16", True, "measured here: bf16 4,703, fp32 2,950"),
+        ("cuda", replace(BIG, speeds={"fp32": 100, "bf16": 104}), gpu_of(9, 0), "fp32", False, "measured here"),
+        ("cuda", replace(BIG, precision_before=("bf16", "step-7")), gpu_of(9, 0), "bf16", True, "as in step-7"),
+        ("cuda", replace(RESNET, precision_before=("fp16", "step-7")), gpu_of(6, 0), "fp32", False, "no 16-bit"),
     ],
 )
 def test_auto_precision_and_memory_format(
@@ -339,6 +354,30 @@ def test_auto_precision_and_memory_format(
 def test_the_weakest_gpu_decides() -> None:
     host = Machine(16, frozenset(), (Gpu("H100", (9, 0)), Gpu("V100", (7, 0))))
     assert choose(CONFIG, "cuda", BIG, host, 2, False)[0].precision == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        (["strategy=pserver_sync", "launch.nproc=2"], "servers know no loss scale"),
+        (["strategy=collective", "launch.nproc=2", "strategy.comm_hook=powersgd"], "each has a scale of its own"),
+        (["optimizer=rmsprop"], "each update would wait"),
+    ],
+)
+def test_auto_is_no_fp16_where_that_is_refused(typed: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for capability, precision in (((9, 0), "bf16"), ((7, 0), "fp16" if "optimizer=rmsprop" in typed else "fp32")):
+        gpus = (Gpu("a GPU", capability),) * 2
+        monkeypatch.setattr(hardware, "gpus", lambda gpus=gpus: gpus)
+        plan = planned("+recipe=resnet50_random", *typed)
+        assert plan.chosen.precision == precision
+        assert why in plan.remarks.why["precision"] or precision == "fp16"
+
+
+def test_batch_norm_over_all_workers_is_as_fast_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus", lambda: (Gpu("a GPU", (9, 0)),) * 2)
+    own = ("+recipe=resnet50_random", "strategy=collective")
+    assert planned(*own).chosen.precision == "fp16"
+    assert planned(*own, "strategy.sync_batch_norm=true").chosen.precision == "bf16"
 
 
 def test_random_images_are_so_many_updates_however_many_batches_these_merge() -> None:
@@ -417,7 +456,13 @@ def test_what_is_given_is_taken_without_a_reason() -> None:
     given = CONFIG.changed(
         device="cpu",
         precision="fp64",
-        execution={"channels_last": True, "keep_memory": False, "threads": 5, "fused_optimizer": False},
+        execution={
+            "channels_last": True,
+            "keep_memory": False,
+            "threads": 5,
+            "fused_optimizer": False,
+            **dict.fromkeys(asdict(GpuSettings()), False),
+        },
         data={"num_workers": 3, "prefetch": 5, "pin_memory": True},
     )
     chosen, why = choose(given, "cpu", BIG, Machine(2, AMX, ()), 1, True)

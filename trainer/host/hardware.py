@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from trainer.host.numa import Nodes
     from trainer.host.nvml import Load
     from trainer.host.visible_gpus import Gpu
 
@@ -80,6 +81,16 @@ def about_gpus() -> AboutGpus:
     return AboutGpus(found().why, found().remedy, found().concern)
 
 
+def numa_nodes() -> Nodes | None:
+    """The NUMA nodes of this machine and of :func:`gpus`; None without a GPU, for which alone they matter."""
+    if not (here := gpus()):
+        return None
+    from trainer.host import numa
+    from trainer.host.nvml import bus_ids
+
+    return numa.read(bus_ids([gpu.uuid for gpu in here]), os.sched_getaffinity(0))
+
+
 def gpu_loads() -> list[Load]:
     """The load of each of :func:`gpus`; empty: the driver cannot be asked."""
     if not (here := gpus()):
@@ -98,17 +109,22 @@ def _loads(library: str) -> bool:
 
 def _device_files() -> bool:
     """Whether the driver's device files are there: of cards, or of Windows' subsystem for Linux."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()
+    return any(Path("/dev").glob("nvidia[0-9]*")) or is_windows_subsystem()
+
+
+def is_windows_subsystem() -> bool:
+    """Whether this is Windows' subsystem for Linux."""
+    return Path("/dev/dxg").exists()
+
+
+def c_compiler() -> str | None:
+    """The path of a C compiler that this machine has (Triton calls it on GPUs); None without one."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 def cpp_compiler() -> str | None:
     """The path of a C++ compiler that this machine has (torch.compile calls it on the CPU); None without one."""
     return os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-
-
-def c_compiler() -> str | None:
-    """The path of a C compiler that this machine has (Triton calls it for kernels of a GPU); None without one."""
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
 
 
 def python_header() -> Path:

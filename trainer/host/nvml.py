@@ -114,6 +114,15 @@ def loads(uuids: Sequence[str]) -> list[Load]:
         return []
 
 
+def bus_ids(uuids: Sequence[str]) -> list[str]:
+    """The PCI addresses of GPUs and MIG devices with these UUIDs, such as ``00000000:17:00.0``; empty: not known."""
+    try:
+        with _opened() as nvml:
+            return [_bus_id(nvml, uuid) for uuid in uuids]
+    except NoDriver:
+        return [""] * len(uuids)
+
+
 @contextmanager
 def _opened() -> Iterator[Any]:
     """Context manager: yields pynvml with the library open.
@@ -197,3 +206,12 @@ def _load(nvml: Any, uuid: str) -> Load:
     return Load(
         None if busy is None else float(busy.gpu), None if memory is None else round(float(memory.used) / MIB, 1)
     )
+
+
+def _bus_id(nvml: Any, uuid: str) -> str:
+    handle = _known(nvml, nvml.nvmlDeviceGetHandleByUUID, uuid) if uuid else None
+    if handle is None:
+        return ""
+    card = _known(nvml, nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+    found = _known(nvml, nvml.nvmlDeviceGetPciInfo, card)
+    return "" if found is None else str(found.busId)

@@ -1,11 +1,16 @@
-"""data.batch_size=auto: finds the largest batch per worker that fits into memory, by trials in separate processes."""
+"""data.batch_size=auto: finds the largest batch per worker that fits into memory, by trials in separate processes.
+
+The peak of memory grows by the same amount with each sample. Two small batches tell how much, and with it the largest
+batch that should fit, which a third try confirms. Where the peaks are not on a line, or are not known, the sizes are
+doubled and then bisected.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +34,14 @@ KILLED = re.compile(r"was killed by SIG(KILL|ABRT|BUS|SEGV)")
 """Signals by which a process without memory ends, if it cannot report its error."""
 STEPS = 16
 """The found size is less than a sixteenth below the largest."""
+TWO = 2
+"""Points of a line."""
+FARTHEST = 64
+"""A prediction reaches up to so many times the largest batch that has fitted."""
+GROWTH = 0.01
+"""Share of a peak by which it has to be above the one before. Less is noise, from which nothing follows."""
+MARGIN = 0.99
+"""Share of the predicted size that is tried: memory comes in blocks."""
 
 
 @dataclass(frozen=True)
@@ -38,30 +51,62 @@ class Try:
     Attributes:
         fits: memory was enough.
         how: in a few words.
+        peak, most: bytes that the batch needed, and that there are; 0: not known.
     """
 
     fits: bool
     how: str
+    peak: int = 0
+    most: int = 0
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest batch size up to ``most`` that fits into memory, by doubling and then bisection; 0 if none fits.
+def largest(try_size: Callable[[int], Try], most: int) -> int:
+    """The largest batch size up to ``most`` that fits into memory; 0 if none fits.
 
-    Sizes up to 16 are found exactly; larger ones to less than a sixteenth, in steps of a power of two.
+    Sizes up to 16 are found exactly; larger ones to less than a sixteenth, as tried or, where it fits, as predicted.
     """
     low, high, size = 0, most + 1, min(FIRST_TRY, most)
-    bounded = False
+    bounded, retreated, peaks = False, False, list[tuple[int, Try]]()
     while size > low:
-        if fits(size):
+        tried = try_size(size)
+        if tried.fits:
             low = size
+            peaks.append((size, tried))
         else:
             high, bounded = size, True
-        size = _next(low, high, bounded)
+        size, limit = _next(low, high, bounded), _predicted(peaks)
+        if limit is None:
+            continue
+        if len(peaks) > TWO and low > STEPS and limit < low * STEPS / (STEPS - 1):
+            return low
+        aim = 0
+        if limit < high:
+            aim = _rounded(int(min(limit * MARGIN, FARTHEST * low)))
+        elif not bounded:
+            aim = min(most, FARTHEST * low)
+        elif not retreated:  # the prediction was a little too much
+            retreated, aim = True, _rounded(high * (STEPS - TWO) // STEPS)
+        size = aim if aim > low else size
     return low
 
 
+def _predicted(peaks: Sequence[tuple[int, Try]]) -> float | None:
+    """The most samples that should fit, by the line through the last two peaks; None: they tell nothing."""
+    if len(peaks) < TWO or not all(tried.peak and tried.most for _, tried in peaks[-TWO:]):
+        return None
+    (one, less), (other, more) = peaks[-TWO:]
+    if more.peak < less.peak * (1 + GROWTH):
+        return None
+    return one + (more.most - less.peak) * (other - one) / (more.peak - less.peak)
+
+
+def _rounded(size: int) -> int:
+    """A size, or one up to a thirty-second below it, that is a multiple of a power of two."""
+    return size >> (drop := max(0, size.bit_length() - STEPS.bit_length() - 1)) << drop
+
+
 def _next(low: int, high: int, bounded: bool) -> int:
-    """The next size to try; ``low`` if the search is over."""
+    """The next size to try without a prediction; ``low`` if the search is over."""
     if not bounded:
         return min(2 * low, high - 1)
     if not low:
@@ -83,7 +128,7 @@ def found(before: Ready, ready: Ready, prepared: Callable[[Ready], Ready], say: 
     """
     search = Search(before, ready, prepared, say)
     try:
-        size = largest(search.fits, search.most)
+        size = largest(search.try_size, search.most)
     finally:
         if not search.broken:
             shutil.rmtree(search.folder, ignore_errors=True)
@@ -145,8 +190,8 @@ class Search:
         """The facts after preparation, if they are known already; else None."""
         return self.ready.checked.facts if facts in (self.before.checked.facts, self.ready.checked.facts) else None
 
-    def fits(self, size: int) -> bool:
-        """Try a batch size and print how it went; returns whether it fits into memory."""
+    def try_size(self, size: int) -> Try:
+        """Try a batch size, print how it went, and return it."""
         began = time.monotonic()
         try:
             self.last = self._tried(size)
@@ -156,7 +201,7 @@ class Search:
         self.tries += 1
         fits = "fits" if self.last.fits else "does not fit"
         self.say(f"{KEY}=auto: {size} {fits} ({self.last.how}, {time.monotonic() - began:.1f} s)")
-        return self.last.fits
+        return self.last
 
     def _tried(self, size: int) -> Try:
         try:
@@ -185,7 +230,7 @@ class Search:
         if lost := outcome.get("lost_workers"):
             return Try(False, "; ".join(lost.values()))
         needed = Needed(*outcome.pop("needed"))
-        return Try(True, f"{needed.peak / GIB:.2f} of {needed.most / GIB:.2f} GiB")
+        return Try(True, f"{needed.peak / GIB:.2f} of {needed.most / GIB:.2f} GiB", needed.peak, needed.most)
 
 
 def _as_many_as_asked_for(ready: Ready) -> bool:
@@ -204,7 +249,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
         profile=False,
         verbosity="quiet",
         limit_val_batches=1,
-        **_in_processes(config),
+        **one_process_config(config),
         checkpoint=dict.fromkeys(("every_steps", "every_minutes", "every_epochs")),
         **({} if streams else {"data": {"work": "static"}}),
     )
@@ -217,7 +262,7 @@ def _of_trial(job: Ready, folder: Path) -> Assignment:
     return replace(job.assignment, config=config, plan=plan)
 
 
-def _in_processes(config: RunConfig) -> dict[str, dict[str, str]]:
+def one_process_config(config: RunConfig) -> dict[str, dict[str, str]]:
     """Launch keys that start the only worker as a process of its own, so that its death does not end this process."""
     target = config.launch._target_
     if target not in {f"{kind.__module__}.{kind.__qualname__}" for kind in (InProcess, Local)}:

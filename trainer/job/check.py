@@ -78,7 +78,11 @@ def _get_ready(command: Command, on_checked: Callable[[Checked], None]) -> Ready
         if folder is not None and checked.searches:
             ready = _as_in_checkpoint(ready, folder)
         if folder is not None:
-            ready = _resumed(ready, folder)
+            ready = _resumed(_in_its_precision(ready, folder), folder)
+    if checked.device == "cuda":
+        from trainer.job.measured_precision import remembered
+
+        ready = remembered(ready)
     ready = weighed(ready, early=True)
     return ready.with_plan(remarks={"lacks": list(dict.fromkeys([*ready.checked.lacks, *checked.lacks]))})
 
@@ -112,6 +116,13 @@ def _as_in_checkpoint(ready: Ready, folder: Path) -> Ready:
     data = store.about(folder).config.get("data", {})
     ready = ready.with_batch_size(int(data.get("batch_size", 0)) or FIRST_TRY)
     return ready.with_plan(remarks={"why": {**ready.plan.remarks.why, "batch_size": f"as in {folder.name}"}})
+
+
+def _in_its_precision(ready: Ready, folder: Path) -> Ready:
+    """The job with its checkpoint's precision, where ``precision=auto`` could be that on this machine's GPUs."""
+    if ready.checked.config.precision != "auto" or ready.checked.device != "cuda":
+        return ready
+    return ready.with_model(precision_before=(store.about(folder).precision, folder.name))
 
 
 def _checkpoint(config: RunConfig, plan: Plan) -> Path | None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def _execute(
     try:
         with termination_raises(partial(can_go_on, config, ready.plan)):
             _begin_folder(own_folder, ready, overrides)
-            ready = fingerprinted(_with_batch(ready, prepared(ready)), tracker is not None)
+            ready = fingerprinted(_with_batch(ready, _measured(prepared(ready))), tracker is not None)
             overrides = repeatable(overrides, _chosen(ready.plan).get("batch_size"))
             plan = ready.plan
             result.chosen, result.why, result.class_weights = (
@@ -156,6 +156,15 @@ def _with(outcome: dict[str, Any], result: Result, plan: Plan) -> Result:
     return replace(ended, status=PREEMPTED if ended.ended == PREEMPTED else "done")
 
 
+def _measured(ready: Ready) -> Ready:
+    """The job with the precision that is the fastest on this machine's GPU, for ``precision=auto``."""
+    if ready.checked.device != "cuda":
+        return ready
+    from trainer.job.measured_precision import measured
+
+    return measured(ready, say)
+
+
 def _with_batch(asked: Ready, ready: Ready) -> Ready:
     """The job with the largest batch that fits, for ``data.batch_size=auto``; ``asked``: before data were prepared."""
     if not ready.checked.searches:
@@ -171,7 +180,7 @@ def _with_batch(asked: Ready, ready: Ready) -> Ready:
 def _chosen(plan: Plan) -> dict[str, Any]:
     """The choices of ``auto``, with the batch size if it was searched for."""
     size = {"batch_size": plan.batches.size} if "batch_size" in plan.remarks.why else {}
-    return {**size, **asdict(plan.chosen)}
+    return {**size, **plan.chosen.flat()}
 
 
 def _show(ready: Ready) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from trainer.config.schema import InProcessLaunch
 from trainer.planning.auto import Buckets
+from trainer.planning.chosen import BY_USER
 from trainer.planning.plan import MOST_PROCESSES_SHOWN, Plan
 from trainer.terminal.screen import Screen
 from trainer.visible import shortened
@@ -19,14 +19,9 @@ MIB = 2**20
 DETAILS = ("logs", "  images", "cache", "transport")
 """Rows that only ``verbosity=debug`` shows."""
 IF_AUTO = (
-    "channels_last",
-    "keep_memory",
-    "threads",
-    "num_workers",
-    "prefetch",
-    "pin_memory",
-    "decode",
-    "fused_optimizer",
+    *("channels_last", "keep_memory", "threads", "num_workers", "prefetch", "pin_memory", "decode", "fused_optimizer"),
+    "compile_mode",
+    *("tf32", "expandable_segments", "nccl_priority", "numa"),
 )
 """Rows about choices of ``auto`` that only ``verbosity=debug`` shows."""
 WHOLE = ("batch size", "device")
@@ -64,7 +59,9 @@ def show_plan(plan: Plan, verbosity: str = "normal", more: Iterable[tuple[str, s
 
 def _is_detail(what: str, value: str, plan: Plan) -> bool:
     """Whether only ``verbosity=debug`` shows a row: its value is the usual one, or follows from other rows."""
-    if what in DETAILS or (what in IF_AUTO and what in plan.remarks.why):
+    if what in IF_AUTO and what in plan.remarks.why:
+        return not plan.remarks.why[what].endswith(BY_USER)
+    if what in DETAILS:
         return True
     if what == "  written in":
         return value.endswith("(measured now)") and " s behind the training" in value
@@ -77,7 +74,7 @@ def _is_detail(what: str, value: str, plan: Plan) -> bool:
 
 def _shortened(what: str, value: str, plan: Plan) -> str:
     """A cell without a long reason of ``auto``, and with paths relative to the working folder."""
-    if len(value) > ONE_LINE and what not in WHOLE:
+    if len(value) > ONE_LINE and what not in WHOLE and not value.endswith(f"{BY_USER})"):
         value = value.partition("  (auto: ")[0]
     if what == "weights" and plan.mode == "train":
         return value.replace(f"{plan.paths.run_dir}/", "")
@@ -142,9 +139,10 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
         )
     if plan.strategy.buckets is not None:
         yield "  gradients", exchanged(plan.strategy.buckets, plan.chosen.precision)
-    for key, value in asdict(plan.chosen).items():
-        if value != "":
-            yield key, str(value).lower() + _because(plan, key)
+    for key, value in plan.chosen.flat().items():
+        if value == "" or (key in ("compile", "cuda_graph") and not value and key not in plan.remarks.why):
+            continue
+        yield key, str(value).lower() + _because(plan, key)
     yield from _places(plan)
 
 

@@ -130,13 +130,20 @@ class Ready:
         """This job planned again for other facts of its data."""
         if facts == self.checked.facts:
             return self
-        checked = replace(self.checked, facts=facts)
-        plan = make_plan(checked, self.model, Machine.here(), self.command.paths).changed(
+        return replace(self._planned(replace(self.checked, facts=facts), self.model), counted=False)
+
+    def with_model(self, **facts: Any) -> Ready:
+        """This job planned again with more known of its model."""
+        weights = {"class_weights": self.plan.objective.class_weights}
+        return self._planned(self.checked, replace(self.model, **facts)).with_plan(objective=weights)
+
+    def _planned(self, checked: Checked, model: ModelFacts) -> Ready:
+        plan = make_plan(checked, model, Machine.here(), self.command.paths).changed(
             remarks={"left_out": self.plan.remarks.left_out},
             batches={"lease_batches": self.plan.batches.lease_batches},
             resume=self.plan.resume,
         )
-        return replace(self, checked=checked, plan=plan, counted=False)
+        return replace(self, checked=checked, model=model, plan=plan)
 
     def with_batch_size(self, size: int) -> Ready:
         """This job planned again with a batch size per worker, where ``data.batch_size=auto`` is asked for."""
@@ -148,6 +155,7 @@ class Ready:
 
     def _again(self, command: Command) -> Ready:
         fresh = plan_job(command).with_plan(remarks={"left_out": self.plan.remarks.left_out})
+        fresh = fresh.with_model(speeds=self.model.speeds) if self.model.speeds else fresh
         return replace(fresh, imported=self.imported, swept=self.swept, later=self.later)
 
 

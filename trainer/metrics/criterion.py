@@ -39,6 +39,9 @@ class Criterion(nn.Module):
     Args:
         loss: called with (outputs, labels), returns one number for the batch.
         denominator: of a batch's labels, which are on the CPU; None: the number of samples.
+
+    Attributes:
+        counted: (N,) what each sample's loss is multiplied by in a captured update; None: the mean over all counts.
     """
 
     def __init__(self, loss: nn.Module, denominator: Denominator | None = None) -> None:
@@ -46,6 +49,7 @@ class Criterion(nn.Module):
         self.loss = loss
         self.measured = _without_smoothing(loss)
         self.denominator = denominator
+        self.counted: torch.Tensor | None = None
 
     def forward(
         self, outputs: torch.Tensor, labels: torch.Tensor, denominator: float = 1.0, train: bool = True
@@ -54,6 +58,9 @@ class Criterion(nn.Module):
             return outputs.sum() * 0.0  # with a gradient, which other workers wait for
         if outputs.dtype in (torch.bfloat16, torch.float16):  # autocast leaves sigmoid and softmax in 16 bits
             outputs = outputs.float()
+        if train and self.counted is not None:
+            values: torch.Tensor = by_sample(self.loss)(outputs, labels)
+            return (values.flatten(1).mean(1) if values.dim() > 1 else values).mul(self.counted.to(values.dtype)).sum()
         value: torch.Tensor = (self.loss if train else self.measured)(outputs, labels)
         return value
 
@@ -276,6 +283,13 @@ def _weight(loss: nn.Module) -> torch.Tensor | None:
     """The class weights of a loss, torch's or of one's own: its attribute ``weight``, (C,)."""
     found = getattr(loss, "weight", None)
     return found.detach() if isinstance(found, torch.Tensor) and found.dim() == 1 else None
+
+
+def by_sample(loss: nn.Module) -> nn.Module:
+    """The same loss with a value for each sample, (N,) or (N, ...): one with an attribute ``reduction``, as torch's."""
+    each = copy.copy(loss)  # its buffers are the same
+    each.reduction = "none"  # type: ignore[assignment]
+    return each
 
 
 def _without_smoothing(loss: nn.Module) -> nn.Module:

@@ -87,20 +87,40 @@ class Updater:
 
     def step(self) -> None:
         """Apply the gradients and clear them. A step skipped by the loss scaler still counts for the schedule."""
+        self.set_rates()
+        self.apply()
+        self.steps += 1
+
+    def set_rates(self) -> None:
+        """Set the learning rates of the next update."""
+        factor = self.factor(self.steps)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            if isinstance(rate := group.get("lr"), torch.Tensor):
+                rate.fill_(base * factor)
+            else:
+                group.update(lr=base * factor)
+
+    def rates_on_device(self) -> None:
+        """Keep learning rates in tensors, so that a CUDA graph of :meth:`apply` reads those of each update."""
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            first, *_ = group.get("params", ())
+            dtype = torch.float64 if first.dtype == torch.float64 else torch.float32
+            group.update(lr=torch.full((), base, dtype=dtype, device=first.device))
+            if "capturable" in group and first.device.type == "cuda":
+                group.update(capturable=True)
+
+    def apply(self) -> None:
+        """Apply the gradients with the rates that are set, and clear them; nothing is counted."""
         if self.scaler is not None and (self.clip_norm is not None or self.clip_value is not None):
             self.scaler.unscale_(self.optimizer)
         if self.clip_norm is not None or self.clip_value is not None:
             self._clip()
-        factor = self.factor(self.steps)
-        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base * factor
         if self.scaler is None:
             self.optimizer.step()
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.steps += 1
 
     def skip(self) -> None:
         """Clear the gradients without applying them. The update still counts for the schedule."""
@@ -112,12 +132,24 @@ class Updater:
         return {
             "steps": self.steps,
             "kind": kind_of(self.optimizer),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": self._optimizer_state(),
             "made_with": self.made_with,
             "names": self.names,
             "scaler": None if self.scaler is None else _scaler_state(self.scaler),
             "plateau": None if self.plateau is None else self.plateau.state(),
         }
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state_dict, with learning rates as numbers, as in a run that captures no updates."""
+        state = self.optimizer.state_dict()
+        if not any(isinstance(group.get("lr"), torch.Tensor) for group in self.optimizer.param_groups):
+            return state
+        factor = self.factor(max(0, self.steps - 1))
+        pairs = zip(state.get("param_groups", ()), self.base_lrs, strict=True)
+        groups = [{**group, "lr": base * factor} for group, base in pairs]
+        for group in groups:
+            group.update({"capturable": False} if "capturable" in group else {})
+        return {**state, "param_groups": groups}
 
     def load(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,16 +16,19 @@ from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.host.hardware import AboutGpus
 from trainer.optim.state_transfer import StateKeys
+from trainer.planning.chosen import Chosen, Compiling, GpuSettings
+from trainer.planning.precision import Case, choose_precision
 from trainer.planning.reading import choose_decoder, choose_readers, rate_said, taken_by
 from trainer.strategies.builtin import AUTO
 from trainer.wording import counted
 
 if TYPE_CHECKING:
+    from trainer.host.numa import Nodes
     from trainer.host.visible_gpus import Gpu
 
-BIG_MODEL = 1_000_000
 ONE_CORE_WORK = 1 << 25
 """Multiply-adds of a batch's forward pass up to which several threads wait for each other longer than they save."""
+AUTOMATIC = "auto"
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class ModelFacts:
         flops: floating-point operations of one sample's forward pass, counted; 0: not counted.
         reads: training samples that one reading process gives in a second, measured; 0: not measured.
         unfused: why its optimizer cannot be fused; empty: it can. unfused_by_auto: why ``auto`` leaves it unfused.
+        norms: kinds of its norm layers, e.g. ``BatchNorm2d``.
+        in_blocks: share of its parameters in blocks that come again; 0 where nothing is compiled.
+        loss_by_sample: the loss can tell the loss of each sample.
+        speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
+        precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
     """
 
     parameters: int
@@ -72,43 +81,47 @@ class ModelFacts:
     unfused_by_auto: str = ""
     flops: float = 0.0
     reads: float = 0.0
+    norms: tuple[str, ...] = ()
+    in_blocks: float = 0.0
+    loss_by_sample: bool = True
+    speeds: dict[str, float] = field(default_factory=dict)
+    precision_before: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs."""
+    """What the plan's choices depend on: cores of each host (None: unknown), flags of its CPU, its GPUs.
+
+    Attributes:
+        nodes: its NUMA nodes; None: not known. variables: of the user, that set what ``auto`` would; they matter with a
+        GPU. windows: it is Windows' subsystem.
+    """
 
     cores: int | None
     cpu_flags: frozenset[str]
     gpus: tuple[Gpu, ...]
     about_gpus: AboutGpus = field(default_factory=AboutGpus)
+    nodes: Nodes | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    windows: bool = False
 
     @staticmethod
     def here() -> Machine:
-        """This machine's cores, CPU flags and GPUs."""
-        return Machine(hardware.cores(), hardware.cpu_flags(), hardware.gpus(), hardware.about_gpus())
+        """This machine's cores, CPU flags, GPUs and NUMA nodes, and the user's variables."""
+        names: list[str] = []
+        if hardware.gpus():
+            from trainer.planning.gpu_settings import VARIABLES
 
-
-@dataclass(frozen=True)
-class Chosen:
-    """The settings by which the run computes and reads: precision, memory, threads, reading processes.
-    ``auto`` is decided where the plan is for this machine.
-
-    Attributes:
-        precision: fp64, fp32, bf16 or fp16. threads: CPU threads per worker; num_workers: processes that read for each;
-        prefetch: batches that each keeps ready. decode: where JPEGs are decoded, ``cpu`` or ``gpu``; empty: the data
-        have no such key.
-    """
-
-    precision: str
-    channels_last: bool
-    keep_memory: bool
-    threads: int | Literal["auto"]
-    num_workers: int | Literal["auto"]
-    prefetch: int | Literal["auto"]
-    pin_memory: bool
-    fused_optimizer: bool
-    decode: str = ""
+            names = [name for some in VARIABLES.values() for name in some]
+        return Machine(
+            hardware.cores(),
+            hardware.cpu_flags(),
+            hardware.gpus(),
+            hardware.about_gpus(),
+            hardware.numa_nodes(),
+            {name: os.environ[name] for name in names if name in os.environ},
+            hardware.is_windows_subsystem(),
+        )
 
 
 def choose(
@@ -121,14 +134,16 @@ def choose(
     batch_size: int = 0,
     servers: bool = False,
     undecodable: str = "the samples are no JPEGs",
+    without_fp16: str = "",
 ) -> tuple[Chosen, dict[str, str]]:
-    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update.
+    """Choose how the run computes and reads, with reasons for ``auto``. With ``servers`` they update; ``without_fp16``
+    says why fp16 is not possible.
 
     Args:
         undecodable: why a GPU cannot decode the samples; empty: it can.
 
     Raises:
-        UserError: ``execution.fused_optimizer`` or ``data.decode`` is not possible.
+        UserError: a key of ``execution`` or ``data.decode`` asks for what is not possible.
     """
     why: dict[str, str] = {}
     execution, data = config.execution, config.data
@@ -136,7 +151,8 @@ def choose(
         why["device"] = listed(machine.gpus) or machine.about_gpus.why or "no GPU"
     precision = config.precision
     if precision == "auto":
-        precision, why["precision"] = _precision(device, model, machine, workers_here)
+        case = precision_case(config, device, model, machine, workers_here, without_fp16)
+        precision, why["precision"] = choose_precision(case)
     channels_last = execution.channels_last
     if channels_last == "auto":
         channels_last = model.convolutional and precision in ("bf16", "fp16")
@@ -150,15 +166,13 @@ def choose(
         why["keep_memory"] = (
             "giving freed blocks back to the kernel costs CPU steps" if keep_memory else "for CPUs only"
         )
+    gpu, reasons, own = _on_gpu(config, device, precision, machine, workers_here, servers)
+    why |= reasons
     threads: int | Literal["auto"] | None = execution.threads
     if threads is None:
-        if machine.cores is None:
-            threads, why["threads"] = "auto", f"cores of each host / {counted(workers_here, 'worker')}"
-        else:
-            threads = max(1, machine.cores // workers_here)
-            why["threads"] = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
-        if device == "cpu" and threads != 1 and 0 < model.work * batch_size <= ONE_CORE_WORK:
-            threads, why["threads"] = 1, "a batch is so little work that threads would wait for each other"
+        threads, why["threads"] = _threads(device, model, machine, workers_here, batch_size)
+        if own and threads != "auto" and own < threads:
+            threads, why["threads"] = own, f"{counted(own, 'core')} of its NUMA node for each worker there"
     num_workers: Any = data.num_workers
     takes, why_readers = taken_by(machine.gpus[:workers_here], precision, model.flops), ""
     if num_workers in (None, "auto"):
@@ -181,7 +195,73 @@ def choose(
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
     fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    return Chosen(*values, fused, decode), {name: reason for name, reason in why.items() if reason}
+    chosen = Chosen(*values, fused, gpu, decode=decode)
+    return chosen, {name: reason for name, reason in why.items() if reason}
+
+
+def compiled(
+    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, updates: int, servers: bool
+) -> tuple[Compiling, dict[str, str]]:
+    """Choose how the model is compiled in a run of so many updates, with reasons for ``auto``.
+
+    Raises:
+        UserError: a key asks for what is not possible.
+    """
+    if not config.compile:
+        return Compiling(), {}
+    from trainer.planning.compiling import CompileCase, compiling
+
+    case = CompileCase(
+        device=device,
+        parameters=model.parameters - model.in_tables,
+        in_tables=model.in_tables,
+        in_blocks=model.in_blocks,
+        batch_norm=any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in model.norms),
+        capability=min((gpu.capability for gpu in machine.gpus[:workers_here]), default=None),
+        updates=updates,
+        ddp=config.strategy._target_ == schema.CollectiveStrategy._target_,
+        servers=servers,
+    )
+    return compiling(config, case)
+
+
+def _on_gpu(
+    config: RunConfig, device: str, precision: str, machine: Machine, workers_here: int, servers: bool
+) -> tuple[GpuSettings, dict[str, str], int]:
+    """The further settings on GPUs, the reasons, and how many cores a worker has that is bound to a NUMA node (0: none
+    is)."""
+    names = asdict(GpuSettings())
+    if device != "cuda" and not any(getattr(config.execution, name) is True for name in names):
+        return GpuSettings(), {name: "for GPUs" for name in names if getattr(config.execution, name) == AUTOMATIC}, 0
+    from trainer.planning.gpu_settings import GpuCase, cores_of_a_worker, gpu_settings
+
+    case = GpuCase(
+        device=device,
+        precision=precision,
+        typed=config.precision != AUTOMATIC,
+        workers_here=workers_here,
+        capability=min((gpu.capability for gpu in machine.gpus[:workers_here]), default=None),
+        several=workers_here * config.launch.nnodes > 1,
+        servers=servers,
+        variables=machine.variables,
+        nodes=machine.nodes,
+        elsewhere=machine.cores is None or not machine.gpus,
+        windows=machine.windows,
+    )
+    chosen, why = gpu_settings(config, case)
+    return chosen, why, cores_of_a_worker(case) if chosen.numa else 0
+
+
+def _threads(
+    device: str, model: ModelFacts, machine: Machine, workers_here: int, batch_size: int
+) -> tuple[int | Literal["auto"], str]:
+    one = machine.cores is not None and machine.cores // workers_here <= 1
+    if device == "cpu" and not one and 0 < model.work * batch_size <= ONE_CORE_WORK:
+        return 1, "a batch is so little work that threads would wait for each other"
+    if machine.cores is None:
+        return "auto", f"cores of each host / {counted(workers_here, 'worker')}"
+    share = f"{counted(machine.cores, 'core')} / {counted(workers_here, 'worker')}"
+    return max(1, machine.cores // workers_here), share
 
 
 def _fused_optimizer(config: RunConfig, device: str, model: ModelFacts, servers: bool) -> tuple[bool, str]:
@@ -211,27 +291,25 @@ def listed(gpus: Sequence[Gpu]) -> str:
     return ", ".join(f"{number} x {name}" if (number := len(list(same))) > 1 else name for name, same in alike)
 
 
-def _precision(device: str, model: ModelFacts, machine: Machine, workers_here: int) -> tuple[str, str]:
-    if device == "cuda":
-        gpus = machine.gpus[:workers_here]
-        if not gpus:
-            return "bf16", "assuming GPUs of compute capability 8.0 or newer"
-        capability = min(gpu.capability for gpu in gpus)
-        if capability == (0, 0):
-            return "fp32", "the driver does not say which compute capability the GPU has"
-        if capability >= (8, 0):
-            return "bf16", f"compute capability {capability[0]}.{capability[1]} computes bf16 natively"
-        if capability >= (7, 0):
-            return "fp16", f"compute capability {capability[0]}.{capability[1]} has fp16 matrix units and no bf16"
-        return "fp32", "no 16-bit matrix units"
-    fast = sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"})
-    if not fast:
-        return "fp32", "this CPU has no bf16 instructions (AMX or AVX512-BF16)"
-    if not model.convolutional:
-        return "fp32", "on a CPU bf16 pays for convolutions, and this model has none"
-    if model.parameters < BIG_MODEL:
-        return "fp32", f"with {model.parameters:,} parameters, below {BIG_MODEL:,}, bf16 does not pay on a CPU"
-    return "bf16", f"this CPU has {', '.join(fast)}: 2-3x for convolutions"
+def precision_case(
+    config: RunConfig, device: str, model: ModelFacts, machine: Machine, workers_here: int, without_fp16: str = ""
+) -> Case:
+    """What ``precision=auto`` goes by."""
+    gpus = machine.gpus[:workers_here]
+    fused = config.optimizer.get("fused") or not (model.unfused or model.unfused_by_auto) or config.mode != "train"
+    together = bool(config.node("strategy").get("sync_batch_norm"))  # computed by torch's own kernels in any precision
+    return Case(
+        device=device,
+        capability=min((gpu.capability for gpu in gpus), default=None),
+        bf16_units=sorted(machine.cpu_flags & {"amx_bf16", "avx512_bf16"}),
+        parameters=model.parameters - model.in_tables,
+        convolutional=model.convolutional,
+        batch_norm=not together and any(kind.startswith("BatchNorm") for kind in model.norms),
+        without_fp16=without_fp16,
+        waits_in_fp16="" if fused else "with an optimizer that is not fused each update would wait for the GPU",
+        speeds=model.speeds,
+        before=model.precision_before,
+    )
 
 
 def with_strategy(config: RunConfig, workers: int, typed: Collection[str] = ()) -> tuple[RunConfig, str]:

@@ -15,8 +15,9 @@ from trainer.errors import UserError
 from trainer.host.addresses import with_port
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.optim.schedules import Plateau
-from trainer.planning.auto import Chosen, Machine, ModelFacts, choose
+from trainer.planning.auto import Machine, ModelFacts, choose, compiled
 from trainer.planning.checked_config import Checked
+from trainer.planning.chosen import Chosen
 from trainer.planning.data_checks import stream_reading
 from trainer.planning.plan import (
     Batches,
@@ -31,6 +32,7 @@ from trainer.planning.plan import (
     StrategyPlan,
     Topology,
 )
+from trainer.planning.precision import FP16
 from trainer.planning.processes import Process, processes_of, transport_of
 from trainer.planning.reading import check_resident, shortage, taken_by
 from trainer.planning.training_checks import concern_of, loss_in_words
@@ -107,6 +109,14 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
     with checked.lacks:
         check_resident(config, facts, checked.device, machine.gpus[: checked.nproc])
     length = _training_length(checked) if config.mode == "train" else _evaluation_length(checked)
+    servers = "server" in checked.declaration.entries
+    how, reasons = compiled(config, checked.device, model, machine, checked.nproc, length.total_steps, servers)
+    chosen, why = replace(chosen, compiling=how, cuda_graph=config.execution.cuda_graph), why | reasons
+    if chosen.cuda_graph:
+        from trainer.planning.cuda_graph import check_capture
+
+        with checked.lacks:
+            check_capture(checked, model, chosen)
     return Plan(
         mode=config.mode,
         strategy=StrategyPlan(
@@ -115,7 +125,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             traits=checked.declaration.traits,
             entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
             transport=transport_of(config, checked.declaration.roles(checked.workers, config.launch)),
-            buckets=model.buckets,
+            buckets=None if how.compile else model.buckets,  # the compiler orders the gradients
         ),
         topology=_topology(checked),
         batches=_batches(checked),
@@ -230,10 +240,20 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
         slow: a sample takes long to read.
     """
     config = checked.config
-    machine = replace(machine, cores=None) if checked.elsewhere else machine
+    machine = replace(machine, cores=None, variables={}) if checked.elsewhere else machine
     servers = "server" in checked.declaration.entries
-    where, undecodable = (checked.device, model, machine, checked.nproc), checked.facts.undecodable
-    chosen, why = choose(config, *where, slow, config.batch_size, servers, undecodable)
+    chosen, why = choose(
+        config,
+        checked.device,
+        model,
+        machine,
+        checked.nproc,
+        slow,
+        config.batch_size,
+        servers,
+        undecodable=checked.facts.undecodable,
+        without_fp16=without_fp16(checked),
+    )
     if checked.elsewhere and checked.device == "cpu" and "precision" in why:
         why["precision"] += ", if the hosts' is like it"
     if checked.elsewhere and "device" in why:
@@ -245,6 +265,17 @@ def _chosen(checked: Checked, model: ModelFacts, machine: Machine, slow: bool) -
     if checked.auto_task:
         why["task"] = checked.auto_task
     return chosen, why
+
+
+def without_fp16(checked: Checked) -> str:
+    """Why ``precision=auto`` cannot be fp16: what the strategy says of it; empty: it can."""
+    if checked.config.precision != "auto" or checked.config.mode != "train":
+        return ""
+    if checked.config.execution.cuda_graph:
+        return "a captured update cannot ask whether its gradients are finite"
+    typed = checked.config.changed(precision=FP16)
+    refused = [one for one in checked.declaration.refuse(typed, checked.workers) if one.what == f"precision={FP16}"]
+    return refused[0].why if refused else ""
 
 
 def _training_length(checked: Checked) -> Length:

@@ -14,7 +14,8 @@ from typing import Any, get_args, get_type_hints
 
 from trainer.data.source import Facts
 from trainer.host import json_text
-from trainer.planning.auto import Buckets, Chosen
+from trainer.planning.auto import Buckets
+from trainer.planning.chosen import Chosen
 from trainer.planning.processes import Process
 from trainer.strategies.contract import Traits
 

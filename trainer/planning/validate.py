@@ -302,18 +302,20 @@ def check_repeatable(config: RunConfig, device: str) -> None:
 
 
 def check_compiler(config: RunConfig, device: str) -> None:
-    """Refuse ``compile=true`` without what writes kernels for the device, or with a cache that others can write to."""
-    if config.compile and config.execution.compile_backend == "inductor":
-        header = hardware.python_header()
-        if device == "cpu" and hardware.cpp_compiler() is None:
-            why = "there is no C++ compiler on this machine (g++ or clang++)"
-            raise UserError("compile=true", why, "compile=false")
-        if device == "cuda" and hardware.c_compiler() is None:
-            why = "there is no C compiler on this machine (gcc or clang), by which Triton starts kernels of a GPU"
-            raise UserError("compile=true", why, "compile=false")
-        if not header.is_file():
-            why = f"there is no {header}, which compiled kernels include: install Python's development files"
-            raise UserError("compile=true", why, "compile=false")
+    """Refuse ``compile=true`` without a compiler of C++ (CPU) or C (GPU), or with a cache that others can write to."""
+    if config.compile == "auto":  # decides against it where that is not possible
+        return
+    writes_kernels = config.compile and config.execution.compile_backend == "inductor"
+    if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
+        raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
+    if writes_kernels and device == "cpu" and not (header := hardware.python_header()).is_file():
+        why = f"there is no {header}, which compiled kernels include: install Python's development files"
+        raise UserError("compile=true", why, "compile=false")
+    if writes_kernels and device == "cuda":
+        from trainer.planning.compiling import lacks_for_triton
+
+        if lacks := lacks_for_triton():
+            raise UserError("compile=true", lacks, "compile=false")
     if config.compile:
         from trainer.host.cache import check_code
 

@@ -285,10 +285,13 @@ class Report:
         start, before, self.phase = time.perf_counter(), self.phase, Phase.EVALUATION
         yield
         self.phase = before
-        spent = time.perf_counter() - start
-        self._window = self._window.later(spent)
-        self._window_before = self._window_before.later(spent)
-        self.elsewhere += spent
+        self.leave_out(time.perf_counter() - start)
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count these seconds, which have just passed, as training time."""
+        self._window = self._window.later(seconds)
+        self._window_before = self._window_before.later(seconds)
+        self.elsewhere += seconds
 
     def _point(self, epoch: int, step: int, metrics: Mapping[str, float], time_ms: int | None = None) -> None:
         if self._points is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,10 +37,10 @@ from trainer.strategies.seat import Seat
 from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
-from trainer.worker.model import Updaters, autocast, construct, prepared
+from trainer.worker.model import Updaters, autocast, construct, prepared, type_of_bytes
 from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
-from trainer.worker.training import FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
+from trainer.worker.training import Captured, FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
 from trainer.worker.user_strategy import check_abilities, check_set_up
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     model = construct(config)
     bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
     model = prepared(model, config, plan, device)
-    if config.compile:
-        model.compile(backend=config.execution.compile_backend)
-    forward = strategy.setup(model, Updaters(config, plan))
+    if plan.chosen.compiling.compile:
+        from trainer.worker.compiled_model import compile_model
+
+        compile_model(model, plan.chosen.compiling, config.execution.compile_backend)
+    with _side_stream(plan, device):
+        forward = strategy.setup(model, Updaters(config, plan))
     if config.mode == "train":  # evaluators have no optimizer
         check_set_up(strategy, forward)
     splits = opened(
@@ -84,9 +88,32 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         lockstep=plan.strategy.traits.lockstep,
         schedule=_make_schedule(config, plan),
         watchers=_make_watchers(config, plan, seat, strategy, model),
-        reporting=Reporting(report, LogWindow(objective), compiles=config.compile),
+        reporting=Reporting(report, LogWindow(objective), compiles=plan.chosen.compiling.compile),
         final_test=FinalTest(bare),
+        captured=_make_captured(config, plan, device, strategy, criterion, feed) if plan.chosen.cuda_graph else None,
     )
+
+
+def _side_stream(plan: Plan, device: torch.device) -> AbstractContextManager[None]:
+    """Context manager: DDP is made on a stream of its own, as torch asks for where updates are captured."""
+    if not plan.chosen.cuda_graph or plan.mode != "train":
+        return nullcontext()
+    from trainer.worker.captured import CudaGraph
+
+    return CudaGraph(device).warm_up()
+
+
+def _make_captured(
+    config: RunConfig, plan: Plan, device: torch.device, strategy: Strategy, criterion: Criterion, feed: Feed
+) -> Captured | None:
+    """Make what captures updates; None in an evaluation."""
+    if plan.mode != "train":
+        return None
+    from trainer.planning.cuda_graph import pads
+    from trainer.worker.captured import CapturedUpdates, CudaGraph
+
+    padded = pads(feed.sampler, plan.batches.size, config.limit_train_batches)
+    return CapturedUpdates(CudaGraph(device), strategy.updater, criterion, plan.batches.size, padded)
 
 
 def _skeleton(model: nn.Module, config: RunConfig) -> bytes | None:
@@ -169,12 +196,12 @@ def _make_feed(
         decoder, splits, mixing = _make_decoder(splits, mixing, seat)
     pinned = chosen.pin_memory and seat.device.startswith("cuda")
     reading = Reading(config.seed, readers, prefetch, pinned, mixing)
-    dtype = torch.float64 if chosen.precision == "fp64" else torch.float32
+    dtype, device = torch.float64 if chosen.precision == "fp64" else torch.float32, torch.device(seat.device)
     return Feed(
         splits,
         training_sampler(config, facts.train_samples, plan.batches.size, seat.rank, seat.size, order),
         EvaluationSampler(facts.val_samples, plan.batches.val_size, seat.rank, seat.size),
-        Placement(splits, torch.device(seat.device), dtype, chosen.channels_last),
+        Placement(splits, device, dtype, chosen.channels_last, type_of_bytes(chosen.precision, device)),
         merge=plan.batches.merge,
         average=config.strategy.gradient_merge.avg,
         reading=reading,

@@ -95,10 +95,13 @@ def train_epoch(run: Training, epoch: int) -> None:
     strategy, progress, watchers, window = run.strategy, run.progress, run.watchers, run.reporting.window
     report, profile = run.reporting.report, run.reporting.profile
     for samples, batches in profile.each("data", run.feed.updates(epoch, progress.update)):
-        report.doing("first update, compiling the model" if run.reporting.compiles else "first update")
+        report.doing("first update")
         watchers.step_hook.before_update(run)
         weight: float | torch.Tensor | None = None
         for batch in profile.each("data", batches):
+            if run.captured is not None:
+                run.captured.update(run, batch)
+                continue
             if weight is None:
                 weight = strategy.weight(batch.update_denominator)
             strategy.prepare(batch)
@@ -111,12 +114,13 @@ def train_epoch(run: Training, epoch: int) -> None:
                 with profile("backward"):
                     strategy.backward(_scaled(loss, weight * batch.share))
             window.add(Loss(loss, batch.denominator), outputs, batch, keep=run.schedule.log_last_batch)
-        window.lr = strategy.lr
-        with profile("optimizer"):
-            if watchers.step_hook.after_backward(run):
-                strategy.step(samples)
-            else:
-                strategy.skip(samples)
+        if run.captured is None:
+            window.lr = strategy.lr
+            with profile("optimizer"):
+                if watchers.step_hook.after_backward(run):
+                    strategy.step(samples)
+                else:
+                    strategy.skip(samples)
         progress.step, progress.update = progress.step + 1, progress.update + 1
         progress.samples += samples
         report.progress(epoch, progress.step)

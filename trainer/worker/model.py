@@ -114,6 +114,11 @@ def autocast(precision: str, device: torch.device) -> Callable[[], AbstractConte
     return lambda: torch.autocast(device.type, DTYPES[precision])
 
 
+def type_of_bytes(precision: str, device: torch.device) -> torch.dtype | None:
+    """The type that images of bytes get on a GPU, where the precision has 16 bits; None: that of other inputs."""
+    return DTYPES.get(precision) if device.type == "cuda" else None
+
+
 def not_finite_parameters(model: nn.Module) -> list[str]:
     """Return the names of the model's parameters that hold NaN or infinite values."""
     return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]

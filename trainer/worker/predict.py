@@ -29,7 +29,7 @@ from trainer.visible import one_line
 from trainer.weights import fit
 from trainer.wording import counted
 from trainer.worker import predict_rows
-from trainer.worker.model import Updaters, autocast, build_model
+from trainer.worker.model import Updaters, autocast, build_model, type_of_bytes
 from trainer.worker.train import membership
 
 BLOCK = 4096
@@ -166,7 +166,7 @@ def _blocks(
     """For each block its rows (N, 1 + W) of all workers: whether the file could be read, and the task's numbers."""
     device, precision = torch.device(seat.device), plan.chosen.precision
     dtype = torch.float64 if precision == "fp64" else torch.float32
-    place = Placement(preprocessing, device, dtype, plan.chosen.channels_last)
+    place = Placement(preprocessing, device, dtype, plan.chosen.channels_last, type_of_bytes(precision, device))
     context = autocast(precision, device)
     batches, step = iter(loader), 0
     files: int = len(loader.dataset)  # type: ignore[arg-type]

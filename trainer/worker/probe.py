@@ -31,6 +31,7 @@ from trainer.planning.user_class_checks import before_start, refusals
 from trainer.strategies.contract import Declaration
 from trainer.tasks.contract import task_of
 from trainer.worker.callbacks import HOOKS
+from trainer.worker.model_facts import in_blocks, norms_of
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
 
@@ -68,13 +69,7 @@ def probe(
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
-        unfused = unfused_by_auto = ""
-        if device == "cuda" or config.execution.fused_optimizer is True or config.optimizer.get("fused"):
-            from trainer.optim.fused import why_not, why_not_by_auto
-
-            own = dict(model.named_parameters())
-            unfused = why_not(optimizer, [(name, own[name]) for name in names])
-            unfused_by_auto = why_not_by_auto(optimizer, any(tables(model)))
+        unfused, unfused_by_auto = _unfused(config, device, model, optimizer, names)
         if any(tables(model)):
             from trainer.optim.sparse import rule_of
 
@@ -109,7 +104,22 @@ def probe(
         part=part,
         unfused=unfused,
         unfused_by_auto=unfused_by_auto,
+        norms=norms_of(model),
+        in_blocks=in_blocks(config, model),
+        loss_by_sample=getattr(loss, "reduction", "") == "mean",
     )
+
+
+def _unfused(
+    config: RunConfig, device: str, model: nn.Module, optimizer: torch.optim.Optimizer, names: Sequence[str]
+) -> tuple[str, str]:
+    """Why the optimizer cannot be fused, and why ``auto`` leaves it unfused; empty where that is not asked for."""
+    if device != "cuda" and config.execution.fused_optimizer is not True and not config.optimizer.get("fused"):
+        return "", ""
+    from trainer.optim.fused import why_not, why_not_by_auto
+
+    own = dict(model.named_parameters())
+    return why_not(optimizer, [(name, own[name]) for name in names]), why_not_by_auto(optimizer, any(tables(model)))
 
 
 def _try_transforms(config: RunConfig) -> None:
@@ -125,7 +135,7 @@ def _gradient_buckets(config: RunConfig, model: nn.Module, facts: Facts) -> Buck
     exchange none, or the compiler decides on the order of the gradients.
     """
     strategy = config.strategy
-    if config.mode != "train" or config.compile or not isinstance(strategy, schema.CollectiveStrategy):
+    if config.mode != "train" or config.compile is True or not isinstance(strategy, schema.CollectiveStrategy):
         return None
     if strategy._target_ != schema.CollectiveStrategy._target_:  # a user's own, which may exchange them otherwise
         return None

@@ -39,12 +39,21 @@ def settings(config: RunConfig, plan: Plan, seat: Seat) -> Iterator[None]:
             torch.backends.cudnn.benchmark = not config.execution.deterministic
         if config.execution.deterministic:
             torch.use_deterministic_algorithms(True)
-        with _compiler_cache(config.compile):
+        with _compiler_cache(plan.chosen.compiling.compile), _gpu_settings(plan, seat):
             yield
     finally:
         torch.set_num_threads(threads)
         torch.set_deterministic_debug_mode(deterministic)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def _gpu_settings(plan: Plan, seat: Seat) -> contextlib.AbstractContextManager[None]:
+    """Context manager: what the plan has chosen for GPUs holds."""
+    if not seat.device.startswith("cuda"):
+        return nullcontext()
+    from trainer.worker.gpu_settings import on_gpu
+
+    return on_gpu(plan.chosen.gpu, torch.device(seat.device), plan.chosen.cuda_graph)
 
 
 def _compiler_cache(compiles: bool) -> contextlib.AbstractContextManager[None]:

@@ -198,7 +198,7 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             if config.profile:
                 run.reporting.profile = _profiled(config, plan, seat, run_dir)
             try:
-                with _host_watched(seat, report, config.tracking.system_every_s):
+                with _host_watched(seat, report, config.tracking.system_every_s), _compiling_shown(plan, report):
                     yield run
             finally:
                 run.reporting.profile.close()
@@ -208,6 +208,15 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
                 report.close()
             raise
         report.close()
+
+
+def _compiling_shown(plan: Plan, report: Report) -> AbstractContextManager[None]:
+    """Context manager: what torch compiles is shown, and is no time of training."""
+    if not plan.chosen.compiling.compile:
+        return nullcontext()
+    from trainer.worker.compiled_model import shown
+
+    return shown(report)
 
 
 def _deaths_named(plan: Plan) -> AbstractContextManager[None]:

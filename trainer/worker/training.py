@@ -275,6 +275,13 @@ class FinalTest:
         self.trained = {}
 
 
+class Captured(Protocol):
+    """Runs updates that are captured as a CUDA graph."""
+
+    def update(self, run: Training, batch: Batch) -> None:
+        """Run one update on a batch."""
+
+
 @dataclass
 class Training:
     """One training process: model, data and strategy, and the parts of its state. ``worker/build.py`` makes it.
@@ -283,6 +290,7 @@ class Training:
         model: the module that is evaluated and saved. forward: the module that training calls, as the strategy wrapped
         it. autocast: context of a forward pass.
         lockstep: all workers take the same steps, and may meet within an epoch.
+        captured: runs each update as a CUDA graph; None: updates are not captured.
     """
 
     model: nn.Module
@@ -297,6 +305,7 @@ class Training:
     reporting: Reporting
     progress: Progress = field(default_factory=Progress)
     final_test: FinalTest = field(default_factory=FinalTest)
+    captured: Captured | None = None
 
     @property
     def over(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Dict, List, Optional  # OmegaConf reads them
 
 from trainer.config.schema.data import *
-from trainer.config.schema.declare import LONG, key
+from trainer.config.schema.declare import AUTO, LONG, key
 from trainer.config.schema.model import *
 from trainer.config.schema.optim import *
 from trainer.config.schema.run import *
@@ -39,7 +39,9 @@ class Config:
     seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    compile: bool = key(False, "compile the model (static graph) instead of running it eagerly")
+    compile: Any = key(
+        False, "compile the model (static graph) instead of running it eagerly; auto: where it pays", choices=AUTO
+    )
     profile: bool = key(False, "trace a few updates with torch's profiler and print where their time goes")
     plan: bool = key(False, "print the plan and stop")
     debug: bool = key(False, "show tracebacks of errors")

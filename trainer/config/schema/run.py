@@ -195,11 +195,28 @@ class ExecutionConfig:
         "auto", "one kernel for the update of all parameters (auto: SGD, Adam, AdamW on GPUs)", choices=AUTO
     )
     deterministic: bool = key(False, "only deterministic kernels")
+    tf32: Any = key("auto", "on GPUs: products of fp32 in TF32 (auto: not where precision=fp32 is typed)", choices=AUTO)
+    expandable_segments: Any = key(
+        "auto", "on GPUs: torch's blocks of memory grow (PYTORCH_CUDA_ALLOC_CONF)", choices=AUTO
+    )
+    nccl_priority: Any = key(
+        "auto", "on GPUs: exchanges go before the model's kernels (TORCH_NCCL_HIGH_PRIORITY)", choices=AUTO
+    )
+    numa: Any = key("auto", "each worker runs on the cores of its GPU's NUMA node", choices=AUTO)
     compile_backend: str = key(
         "inductor",
         "with compile=true: inductor writes kernels; aot_eager and eager run the traced graph with torch's own",
         choices=("inductor", "aot_eager", "eager"),
     )
+    compile_mode: str = key(
+        "default",
+        "with compile: how long torch.compile searches for fast kernels, and whether it records CUDA graphs",
+        choices=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+    )
+    compile_regions: Any = key(
+        "auto", "with compile: the model's repeated blocks, each kind once, in place of the whole", choices=AUTO
+    )
+    cuda_graph: bool = key(False, "on GPUs: capture the whole update as a CUDA graph, and replay it")
     threads: Optional[int] = key(
         None,
         "CPU threads per worker (null: cores / workers; 1 where a batch is little work)",
