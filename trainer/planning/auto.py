@@ -195,8 +195,7 @@ def choose(
         why["pin_memory"] = "faster copies to the GPU" if pin_memory else "no GPU"
     fused, why["fused_optimizer"] = _fused_optimizer(config, device, model, servers)
     values = (precision, bool(channels_last), bool(keep_memory), threads, num_workers, prefetch, bool(pin_memory))
-    chosen = Chosen(*values, fused, gpu, decode=decode)
-    return chosen, {name: reason for name, reason in why.items() if reason}
+    return Chosen(*values, fused, gpu, decode=decode), {name: reason for name, reason in why.items() if reason}
 
 
 def compiled(
