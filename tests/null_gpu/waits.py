@@ -53,7 +53,7 @@ class Waits(TorchDispatchMode):
         self.found: Counter[tuple[str, str, str]] = Counter()
         self.kernels: Counter[tuple[str, str]] = Counter()
         self.asked = self.done = 0  # events so far, and those of them that the host knows to be done
-        self.operators, self.queried = 0, (0, 0)
+        self.operators, self.queried, self.times = 0, (0, 0), 0
         self.pinned: dict[int, torch.Tensor] = {}
 
     def wait(self, kind: str) -> None:
@@ -72,11 +72,12 @@ class Waits(TorchDispatchMode):
         event.number = self.asked
 
     def query(self, event: Any) -> bool:
-        """``Event.query``. Who asks again, and has asked the GPU for nothing meanwhile, waits. A thread that watches
-        events holds up nobody."""
+        """``Event.query``. Who asks a third time, and has asked the GPU for nothing meanwhile, waits. A thread that
+        watches events holds up nobody."""
         if threading.current_thread() is threading.main_thread():
-            asked, self.queried = self.queried, (event.number, self.operators)
-            if event.number > self.done and asked == self.queried:
+            same = self.queried == (event.number, self.operators)
+            self.queried, self.times = (event.number, self.operators), self.times + 1 if same else 1
+            if event.number > self.done and self.times > 2:
                 self._wait_for(event)
         return bool(event.number <= self.done)
 

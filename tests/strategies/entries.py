@@ -100,7 +100,7 @@ def joining(seat: Seat, payload: dict[str, Any]) -> dict[str, float]:
 
 def raises_beside_a_hang(seat: Seat, payload: dict[str, Any], stopped: bool) -> None:
     """Worker 1 never comes to an exchange in which worker 0 has an error of its own."""
-    with membership(seat, Assignment.of(payload)) as strategy:
+    with membership(seat, Assignment.of(payload), Report(None, 1)) as strategy:
         strategy.all_reduce_sum(torch.ones(1, dtype=torch.float64))
         if seat.rank == 1:
             if stopped:
@@ -141,7 +141,7 @@ def exchanging_as_gpus_do() -> Iterator[None]:
 def hangs_on_gpus(seat: Seat, payload: dict[str, Any], stopped: bool, polls: bool) -> None:
     """Worker 1 does not come to the third sum. The others go on, and then wait for their GPUs."""
     seat, ones = replace(seat, device=f"cuda:{seat.rank}"), torch.ones(1, dtype=torch.float64)
-    with exchanging_as_gpus_do(), membership(seat, Assignment.of(payload)) as strategy:
+    with exchanging_as_gpus_do(), membership(seat, Assignment.of(payload), Report(None, 1)) as strategy:
         for number in range(5):
             if number == 3 and seat.rank == 1:
                 if stopped:

@@ -243,22 +243,20 @@ def membership(seat: Seat, assignment: Assignment, report: Report) -> Iterator[S
 
     An error is sent to the launcher before that, because another worker that hangs may hold up the close.
     """
-    config, plan, strategy = assignment.config, assignment.plan, None
-    with settings(config, plan, seat):
+    config, plan = assignment.config, assignment.plan
+    with memory_named(plan, seat.device, report), settings(config, plan, seat):
+        strategy: Strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
         try:
-            with memory_named(plan, seat.device, report):
-                strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
+            with memory_named(plan, seat.device, report):  # in the error that is sent, too
                 yield strategy
         except BaseException as error:
-            if strategy is not None:
-                strategy.failed = True
+            strategy.failed = True
             if isinstance(error, (Exception, Interrupted)):
                 with suppress(OSError, RuntimeError):  # the launcher is gone, and this process follows it
                     seat.send_failure(error)
             raise
         finally:
-            if strategy is not None:
-                strategy.close()
+            strategy.close()
 
 
 def seated(seat: Seat, config: RunConfig, plan: Plan) -> Seat:
