@@ -15,6 +15,7 @@ from trainer.host import usable_gpus
 from trainer.host.torch_gpus import Answer
 from trainer.job import job
 from trainer.job.ready import Ready
+from trainer.planning import precision
 
 H100 = Card("NVIDIA H100 80GB HBM3", "GPU-11aa")
 V100 = Card("Tesla V100-SXM2-16GB", "GPU-22bb", (7, 0), 16384, cores=5120)
@@ -256,8 +257,10 @@ def row(shown: str, name: str) -> str:
 
 @on_each_machine
 def test_a_plan_says_which_gpus_a_run_would_use_or_why_none(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
+    machine: Machine, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if machine.gpus:
+        monkeypatch.setattr(precision, "BIG_MODEL", 1)  # LeNet would be fp32 on every GPU
     assert __main__.main(["+recipe=digits_lenet", "plan=true", "tracking=none"]) == 0
     shown = capsys.readouterr().out
     device = "cuda" if machine.gpus else "cpu"

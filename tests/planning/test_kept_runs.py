@@ -296,8 +296,8 @@ def test_a_sweep_clears_no_job_that_could_go_on_and_came_after_the_check(
     Path("sweep").mkdir()
     job, check, before = Path("sweep/0"), sweep.check_points, dict[str, int]()
 
-    def checked(*told: Any) -> Any:
-        found = check(*told)
+    def checked(*told: Any, **named: Any) -> Any:
+        found = check(*told, **named)
         run.rename(job)
         before.update(files(job / "checkpoints"))
         return found

@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -132,6 +132,7 @@ def exchanging_as_gpus_do() -> Iterator[None]:
     with (
         patch.object(dist, "init_process_group", start),
         patch.object(dist, "all_reduce", queue),
+        patch("trainer.worker.train.settings", lambda *args: nullcontext()),  # there is no GPU to set
         patch.object(process_group, "recorded", recorded),
         patch.object(process_group, "on_its_way", lambda values, device: values),
     ):
