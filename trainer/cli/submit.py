@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitte
 from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.engine_folder import SubmittedJob
 from trainer.launch.engines.follow import follow
+from trainer.launch.engines.submission import refuse_tasks, submitting
 from trainer.planning.checked_config import Checked
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.planning.launcher import Launcher
@@ -64,6 +66,8 @@ def made_submitter(config: DictConfig) -> Submitter | None:
     if not isinstance(launcher, Submitter) or not launcher.submits:
         return None
     launcher.check_places()
+    if launcher.options.env != "none":
+        refuse_tasks(f"launch={launcher.engine}" if launcher.engine else "launch._target_")
     return launcher
 
 
@@ -96,7 +100,10 @@ def submit(
         check_run_folder(folder, config.hydra.output_subdir)
         _ready(config, folder, words, whole)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
-    if not followed(handed_over(job, launcher, checked.config, living), job, launcher, commands):
+    with submitting(job.engine_folder, RUN_DIR) if living is None else nullcontext():
+        living = living or living_job(launcher, [job.engine_folder], RUN_DIR, words)
+        handle = handed_over(job, launcher, checked.config, living)
+    if not followed(handle, job, launcher, commands):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 

@@ -240,10 +240,14 @@ class Sweep:
             None where no job is left to be done.
         """
         from trainer.cli.submit import handed_over
+        from trainer.launch.engines.submission import submitting
 
-        if not (job := self.engine_job(launcher)).points:
-            return None
-        return job, handed_over(job, launcher, self.points[0].ready.checked.config, self.living)
+        here, nothing = submitting(self.folder / ENGINE, SWEEP_DIR), contextlib.nullcontext()
+        with here if self.living is None else nothing:
+            self.living = self.living or _living(self.master, self.folder, [*self.flags, *self.overrides])
+            if not (job := self.engine_job(launcher)).points:
+                return None
+            return job, handed_over(job, launcher, self.points[0].ready.checked.config, self.living)
 
     def _follow(self, launcher: Submitter, submitted: Submitted | None) -> None:
         """Let the jobs of an engine start, and follow them. Jobs that fail are recorded."""

@@ -27,6 +27,7 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from trainer.errors import UserError
@@ -36,6 +37,7 @@ from trainer.launch.engines.engine_folder import LEAVE, SHOWN, SubmittedJob, ask
 from trainer.launch.engines.slurm_concerns import concerns, field, gpus_in_options, what_to_change
 from trainer.launch.engines.slurm_job import FORGOTTEN, OVER, SlurmArray, SlurmJob
 from trainer.launch.engines.slurm_script import DRAWN, KEYS, rendered
+from trainer.launch.engines.submission import outside_of_tasks
 from trainer.planning.run_secret import LEAST
 
 
@@ -63,7 +65,8 @@ class Slurm(Submitter):
                 folder.mkdir(parents=True, exist_ok=True)
             hold = ["--hold"] if job.held else []
             command = ["sbatch", "--parsable", *hold, str(script)]
-            answer = ask(command, "launch=slurm", instead=lambda words: what_to_change(words, job.options, KEYS))
+            instead = partial(what_to_change, options=job.options, keys=KEYS)
+            answer = ask(command, "launch=slurm", instead=instead, environment=outside_of_tasks())
             number = answer.strip().partition(";")[0]
         submitted = SubmittedJob(self.engine, number, job.words, job.numbered)
         submitted.write(job.engine_folder)

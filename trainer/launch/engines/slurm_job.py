@@ -29,6 +29,8 @@ CODES = {"COMPLETED": 0, "CANCELLED": 130, "PREEMPTED": 75, "OUT_OF_MEMORY": 137
 """Exit codes for how a job ends that does not say it itself."""
 FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that has ended some time ago."""
+COMPLETED = "already completing or completed"
+"""What scancel says of a job that ends, or has just ended."""
 NOT_STARTED = State(ENDED, "not started", Interrupted.exit_code)
 """Of a job that was cancelled while it waited."""
 LOST_TRACE = State(ENDED, "Slurm has forgotten it, and it left no exit code", 1)
@@ -101,7 +103,7 @@ class SlurmJob(Handle):
     def cancel(self) -> None:
         with suppress(OSError):
             (self.folder / LEAVE).touch()
-        query(["scancel", self.number])
+        _cancel(self.number)
 
     def release(self) -> None:
         query(["scontrol", "release", self.number])
@@ -187,12 +189,12 @@ class SlurmArray(Handle):
     def signal(self, number: int) -> None:
         self._leave()
         self._leaves = True
-        query(["scancel", "--state=PENDING", self.number])
+        _cancel("--state=PENDING", self.number)
         _send(number, self.number)
 
     def cancel(self) -> None:
         self._leave()
-        query(["scancel", self.number])
+        _cancel(self.number)
 
     def release(self) -> None:
         query(["scontrol", "release", self.number])
@@ -224,7 +226,20 @@ def _note_shown(folder: Path) -> None:
 
 def _send(number: int, job: str) -> None:
     """Send a signal to the tasks of a job or an array."""
-    query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job])
+    _cancel(f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job)
+
+
+def _cancel(*words: str) -> None:
+    """Call scancel. That a job is over already is no error: its state says how it has ended.
+
+    Raises:
+        Unreachable: Slurm does not answer.
+    """
+    try:
+        query(["scancel", *words])
+    except Unreachable as error:
+        if FORGOTTEN not in str(error) and COMPLETED not in str(error):
+            raise
 
 
 def _code(word: str, said: str) -> int:
