@@ -35,6 +35,8 @@ NOT_STARTED = State(ENDED, "not started", Interrupted.exit_code)
 """Of a job that was cancelled while it waited."""
 LOST_TRACE = State(ENDED, "Slurm has forgotten it, and it left no exit code", 1)
 CANCELLED = "A run that has begun saves a checkpoint, if it can within Slurm's KillWait"
+WINDS_UP_S = 60.0
+"""Slurm's KillWait, which is 30 s as a rule, and what it needs besides."""
 LAST_LINES = 12
 """Lines of the log of a sweep's failed job that are shown."""
 OVER = (
@@ -54,7 +56,7 @@ class SlurmJob(Handle):
     """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
     calls otherwise, the file ``code`` counts."""
 
-    cancelled = CANCELLED
+    cancelled, winds_up_s = CANCELLED, WINDS_UP_S
 
     def __init__(self, number: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -109,6 +111,9 @@ class SlurmJob(Handle):
         query(["scontrol", "release", self.number])
         self.held = False
 
+    def hurry(self) -> None:
+        self.winds_up_s = 0.0
+
     def end_is_shown(self) -> None:
         _note_shown(self.folder)
 
@@ -121,7 +126,7 @@ class SlurmArray(Handle):
         folder: the sweep's engine folder. points: by the numbers of the elements.
     """
 
-    cancelled = CANCELLED
+    cancelled, winds_up_s = CANCELLED, WINDS_UP_S
 
     def __init__(self, number: str, folder: Path, points: Mapping[int, Point]) -> None:
         self.number, self.folder, self.points = number, folder, points
@@ -199,6 +204,9 @@ class SlurmArray(Handle):
     def release(self) -> None:
         query(["scontrol", "release", self.number])
         self.held = False
+
+    def hurry(self) -> None:
+        self.winds_up_s = 0.0
 
     def end_is_shown(self) -> None:
         for folder in (self.folder, *(element.folder for element in self._elements.values())):
