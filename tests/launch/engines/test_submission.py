@@ -13,10 +13,11 @@ import pytest
 
 from tests.launch.engines.conftest import SHOWN
 from tests.launch.engines.test_follow import Clock, Scripted
+from trainer.cli import last_lines
 from trainer.cli.after_job import BEGIN_AGAIN, how_to_go_on, is_open
 from trainer.cli.submit import living_job
 from trainer.cli.sweep_points import check_not_half_done
-from trainer.errors import Interrupted, UserError
+from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.launch.engines.contract import Point, State
 from trainer.launch.engines.engine_folder import SubmittedJob
 from trainer.launch.engines.follow import follow
@@ -186,3 +187,16 @@ def test_cancelled_job_is_followed_while_it_winds_up(capsys: pytest.CaptureFixtu
     with pytest.raises(Interrupted):
         follow(job, out, clock, clock.sleep)
     assert job.states == [State("ended", "", 130)] and job.done == ["cancelled", "shown"]
+
+
+@pytest.mark.parametrize(("asked", "says"), [(False, False), (True, True)])
+def test_run_that_is_requeued_does_not_say_how_to_resume_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: bool, says: bool
+) -> None:
+    monkeypatch.setenv("TRAINER_SUBMITTED", "slurm")
+    (tmp_path / "engine").mkdir()
+    if asked:
+        (tmp_path / "engine" / "leave").touch()
+    plan = SimpleNamespace(paths=SimpleNamespace(run_dir=str(tmp_path)), mode="train")
+    ready: Any = SimpleNamespace(plan=plan)
+    assert bool(last_lines.how_to_go_on(RunPreempted("x"), ready, [])) == says

@@ -74,7 +74,7 @@ while kill -0 "$step" 2>/dev/null; do
         left=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *//p' | tr -dc 0-9)
         left=$((${left:-30} - 2))
     fi
-    if [ -n "$asked" ] && [ $((SECONDS - asked)) -ge "$left" ]; then
+    if [ -n "$left" ] && [ $((SECONDS - asked)) -ge "$left" ]; then
         asked= left=
         if is_cancelled; then
             echo "$life 130 " >>"$engine/lives"
