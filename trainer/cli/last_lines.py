@@ -11,9 +11,11 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
-from trainer.host.engine_tasks import NAMED, RUN_DIR
+from trainer.host.engine_tasks import NAMED, RUN_DIR, SLURM, SUBMITTED
 from trainer.job.ready import Ready
 from trainer.job.result import Result
+from trainer.launch.engines.contract import ENGINE
+from trainer.launch.engines.engine_folder import LEAVE
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives, repeat
 from trainer.terminal.screen import Screen
@@ -97,8 +99,13 @@ def how_to_resume(ready: Ready, overrides: Sequence[str]) -> str:
 
 
 def how_to_go_on(error: BaseException, ready: Ready, overrides: Sequence[str]) -> str:
-    """The last line after an error: the command that resumes the run, or for a pre-empted run that begins again."""
-    if not (resumes := how_to_resume(ready, overrides)) and isinstance(error, RunPreempted):
+    """The last line after an error: the command that resumes the run, or for a pre-empted run that begins again. '' in
+    a job of Slurm that nobody has asked to leave: it is requeued."""
+    is_preempted = isinstance(error, RunPreempted)
+    left = Path(ready.plan.paths.run_dir) / ENGINE / LEAVE
+    if is_preempted and os.environ.get(SUBMITTED) == SLURM and not left.exists():
+        return ""
+    if not (resumes := how_to_resume(ready, overrides)) and is_preempted:
         without = "there is no checkpoint yet" if ready.plan.mode == "train" else "nothing is kept of it"
         return f"{without}: the same command begins the run again"
     return resumes

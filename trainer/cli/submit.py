@@ -10,6 +10,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.checkpoint.remote import Remote, address_of
 from trainer.cli import compose
+from trainer.cli.after_job import end_tracking, how_to_go_on
 from trainer.cli.arguments import typed_keys
 from trainer.cli.last_lines import INDENT, short
 from trainer.config.instantiate import call_target
 from trainer.config.keys import key_of
 from trainer.config.redact import command
-from trainer.errors import RunFailed, UserError
+from trainer.errors import Interrupted, RunFailed, UserError
 from trainer.host.symlink_checks import check_run_folder
 from trainer.job.check import get_ready
 from trainer.job.claim_folder import wait_for_the_life_before
@@ -32,7 +34,8 @@ from trainer.job.result import Result, read_result
 from trainer.launch.engines.contract import Handle, Job, Living, Needs, Submitter, Unreachable
 from trainer.launch.engines.copies import Away, Copies
 from trainer.launch.engines.engine_folder import SubmittedJob
-from trainer.launch.engines.follow import follow
+from trainer.launch.engines.follow import JobFailed, follow
+from trainer.launch.engines.submission import refuse_tasks, submitting
 from trainer.planning.checked_config import Checked
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.planning.launcher import Launcher
@@ -65,6 +68,8 @@ def made_submitter(config: DictConfig) -> Submitter | None:
     if not isinstance(launcher, Submitter) or not launcher.submits:
         return None
     launcher.check_places()
+    if launcher.options.env != "none":
+        refuse_tasks(f"launch={launcher.engine}" if launcher.engine else "launch._target_")
     return launcher
 
 
@@ -98,7 +103,10 @@ def submit(
         check_run_folder(folder, config.hydra.output_subdir)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
         _without_lacks(wholly(checked=checked).checked)
-    if not followed(handed_over(job, launcher, checked.config, living), job, launcher, commands):
+    with submitting(job.engine_folder, RUN_DIR) if living is None else nullcontext():
+        living = living or living_job(launcher, [job.engine_folder], RUN_DIR, words)
+        handle = handed_over(job, launcher, checked.config, living)
+    if not followed(handle, job, launcher, commands, living is not None and living.is_over):
         return Result("submitted", str(folder), mode=checked.config.mode)
     return replace(read_result(str(folder), "done", ""), run_dir=str(folder))
 
@@ -132,7 +140,8 @@ def living_job(launcher: Submitter, folders: Sequence[Path], key: str, words: Se
     if living is None:
         return None
     if living.is_over:  # a command that resumes it is another one
-        return living if launcher.options.wait and own_words(living.words) == own_words(words) else None
+        shows = launcher.options.wait or living.is_done
+        return living if shows and own_words(living.words) == own_words(words) else None
     if bool(living.points) != (key == SWEEP_DIR) or same_words(living.words) != same_words(words):
         own = Commands.of(living.words, SWEEP_DIR if living.points else RUN_DIR, living.folder)
         why = f"{living.handle.name} of another command runs in this folder, or waits"
@@ -193,8 +202,6 @@ def _warn(line: str) -> None:
 
 
 def _submitted(job: Job, launcher: Submitter, config: RunConfig, places: Sequence[Copies]) -> Handle:
-    for concern in launcher.concerns(job):
-        _warn(f"ATTENTION: {concern}")
     if job.copies and tracking_uri(config.tracking).startswith("sqlite"):
         _warn(
             f"ATTENTION: {named(config.tracking)} is a file, and the hosts' disks end with the job: what MLflow is to "
@@ -205,7 +212,10 @@ def _submitted(job: Job, launcher: Submitter, config: RunConfig, places: Sequenc
             check_no_copies(config, Remote(place.address), place.folder)
     for place in places:
         place.begin()
-    return launcher.submit(job)
+    handle = launcher.submit(job)
+    for concern in launcher.concerns(job):
+        _warn(f"ATTENTION: {concern}")
+    return handle
 
 
 def released(handle: Handle, job: Job) -> None:
@@ -224,8 +234,11 @@ def released(handle: Handle, job: Job) -> None:
         raise RunFailed(f"{handle.name} is held, and is cancelled: it cannot be released: {error}") from None
 
 
-def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands) -> bool:
+def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands, is_over: bool = False) -> bool:
     """Follow a job to its end; returns whether it was followed (``launch.wait``).
+
+    Args:
+        is_over: it has ended already, and its end is shown.
 
     Raises:
         RunFailed, Interrupted: as the job ended; the exit code is the job's.
@@ -234,14 +247,33 @@ def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands) 
     handle.follows = handle.follows or (commands.follow if is_noted else "")
     handle.resumes = f"{'resume':<{INDENT}}{commands.resume}"
     out.print(f"{handle.name}   (log {handle.log}; cancel: {handle.cancels})", soft_wrap=True)
-    if launcher.options.wait:
-        follow(handle, sys.stdout)
+    if is_over:
+        out.print("It has ended, and is not run again. To train anew: the command with another folder", soft_wrap=True)
+    if launcher.options.wait or is_over:
+        _follow(handle, job)
         return True
     if job.copies:
         out.print(f"Its files come to {job.copies}; the command that follows it brings them here", soft_wrap=True)
     if handle.follows:
         out.print(f"follow    {handle.follows}", soft_wrap=True)
     return False
+
+
+def _follow(handle: Handle, job: Job) -> None:
+    """Follow a job; of one that ends without its run, the run ends at its trackers, and the last line says how to go
+    on.
+
+    Raises:
+        RunFailed, Interrupted: as the job ended.
+    """
+    try:
+        follow(handle, sys.stdout)
+    except (Interrupted, JobFailed) as error:
+        if error.exit_code != UserError.exit_code:
+            end_tracking([point.folder for point in job.points] or [job.folder])
+            if not getattr(error, "__notes__", ()):
+                error.add_note(how_to_go_on(job.folder, handle.resumes, bool(job.points or job.copies)))
+        raise
 
 
 def job_of(checked: Checked, folder: Path, words: Sequence[str], launcher: Submitter, whole: bool) -> Job:

@@ -17,7 +17,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
-from trainer.cli.sweep_points import SweepJob, check_points, expand, swept_keys
+from trainer.cli.sweep_points import SweepJob, check_not_half_done, check_points, expand, swept_keys
 from trainer.config.keys import key_of
 from trainer.config.redact import command, hide, text
 from trainer.config.schema.run import MLFLOW
@@ -109,6 +109,8 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
     living = _living(master, folder, [*flags, *overrides])
     jobs = expand(master)
     points = check_points(app, master, jobs, as_new=living is not None)
+    if living is None and not master.get("plan"):
+        check_not_half_done(points, folder)
     check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
     return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master), living=living)
 
@@ -240,10 +242,14 @@ class Sweep:
             None where no job is left to be done.
         """
         from trainer.cli.submit import handed_over
+        from trainer.launch.engines.submission import submitting
 
-        if not (job := self.engine_job(launcher)).points:
-            return None
-        return job, handed_over(job, launcher, self.points[0].ready.checked.config, self.living)
+        here, nothing = submitting(self.folder / ENGINE, SWEEP_DIR), contextlib.nullcontext()
+        with here if self.living is None else nothing:
+            self.living = self.living or _living(self.master, self.folder, [*self.flags, *self.overrides])
+            if not (job := self.engine_job(launcher)).points:
+                return None
+            return job, handed_over(job, launcher, self.points[0].ready.checked.config, self.living)
 
     def _follow(self, launcher: Submitter, submitted: Submitted | None) -> None:
         """Let the jobs of an engine start, and follow them. Jobs that fail are recorded."""
@@ -255,7 +261,8 @@ class Sweep:
                 job, handle = submitted
                 self._wait_for_trackers()
                 released(handle, job)
-                status = status if followed(handle, job, launcher, commands) else SUBMITTED
+                is_over = self.living is not None and self.living.is_over
+                status = status if followed(handle, job, launcher, commands, is_over) else SUBMITTED
         except RunFailed as error:
             print(error, flush=True)
         except Interrupted as error:

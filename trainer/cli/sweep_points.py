@@ -18,7 +18,8 @@ from trainer.errors import UserError
 from trainer.host.text_checks import check_text
 from trainer.job.check import get_ready
 from trainer.job.ready import Ready
-from trainer.planning.find_checkpoint import FRESH
+from trainer.job.result import read_result
+from trainer.planning.find_checkpoint import FRESH, GO_ON
 from trainer.terminal import streams
 
 if TYPE_CHECKING:
@@ -132,6 +133,20 @@ def check_apart(points: Sequence[SweepJob], jobs: list[list[str]], folder: Path)
                 f"{points[above[0]].subdir}"
             )
             raise UserError(_job(number, jobs), why, BY_NUMBER)
+
+
+def check_not_half_done(points: Sequence[SweepJob], folder: Path) -> None:
+    """Refuse to train jobs that are done once more in a sweep that did not come to its end.
+
+    Raises:
+        UserError: some of its jobs are done, and some are not.
+    """
+    if any(one.ready.checked.config.mode != "train" or one.ready.checked.config.resume.path for one in points):
+        return
+    done = [i for i, one in enumerate(points) if read_result(str(folder / one.subdir), "", "").status == "done"]
+    if done and len(done) < len(points):
+        why = f"holds a sweep that did not come to its end: of {len(points)} jobs {len(done)} are done"
+        raise UserError(f"hydra.sweep.dir={folder}", why, f"{GO_ON}, or another hydra.sweep.dir")
 
 
 def _job(number: int, jobs: list[list[str]]) -> str:

@@ -207,7 +207,11 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
         )
     elif plan.mode == "train" and plan.strategy.traits.lockstep and plan.topology.nnodes > 1:
         on = "of several commands" if plan.topology.by_role else "on several hosts"
-        yield "restarts", f"none: a run {on} ends when a process dies"
+        engine = plan.topology.launcher.removeprefix("trainer.launch.engines.").partition(".")[0]
+        if engine in ("slurm", "kubernetes", "ray"):
+            yield ("restarts", f"by launch={engine}: a lost host ends this life, and the next resumes")
+        else:
+            yield "restarts", f"none: a run {on} ends when a process dies"
     elif plan.topology.restarts and len(plan.topology.processes) == 1 and plan.topology.launcher in IN_PLACE:
         yield (
             "restarts",

@@ -205,16 +205,21 @@ def _plan_job(command: Command, on_checked: Callable[[Checked], None]) -> Ready:
         model = replace(model, part=_check_weights(checked.config))
     with checked.lacks:
         check_denominator(checked, model)
-    _check_places(checked, model, place)
+    _check_places(checked, model, place, command.away)
     return Ready(command, checked, model, make_plan(checked, model, Machine.here(), command.paths))
 
 
-def _check_places(checked: Checked, model: ModelFacts, place: NamedFolder) -> None:
-    """Refuse a run folder or ``predict.output`` that cannot be written, or has too little room."""
+def _check_places(checked: Checked, model: ModelFacts, place: NamedFolder, away: bool) -> None:
+    """Refuse a run folder or ``predict.output`` that cannot be written, or has too little room.
+
+    Args:
+        away: the job is submitted from here, which writes into its folder; without a shared disk no weights come here.
+    """
     here, output = not checked.elsewhere, checked.config.predict.output
-    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config.mode == "train" else 0
+    apart = away and not checked.config.node("launch").get("shared_storage", True)
+    weights = WEIGHTS_KEPT * 4 * model.parameters if checked.config.mode == "train" and not apart else 0
     with checked.lacks:
-        check_folder(place.folder, place.key, LEAST + weights, here)
+        check_folder(place.folder, place.key, LEAST + weights, here or away)
     with checked.lacks:
         if output is not None:
             check_folder(Path(output).parent, "predict.output", LEAST, here)

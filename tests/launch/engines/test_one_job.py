@@ -107,8 +107,11 @@ def test_refused_job_leaves_everything_as_before(fakes: Path, before: bool) -> N
         folder.mkdir(parents=True)
         for name in ("log", "code", "ended.0.0", "secret"):
             (folder / name).write_text(name)
+    (fakes / "partition").write_text("PartitionName=low Default=YES PreemptMode=REQUEUE GraceTime=1\n")
+    (fakes / "config").touch()
     done = type_command(fakes)
     assert done.returncode == 2 and "no such partition" in done.stderr
+    assert "ATTENTION" not in done.stdout + done.stderr, "a concern about a job that there is not"
     left = {path.name: path.read_text() for path in folder.iterdir()} if before else {}
     assert left == ({name: name for name in ("log", "code", "ended.0.0", "secret")} if before else {})
     assert before or not folder.parent.exists()

@@ -508,3 +508,29 @@ def test_short_and_contradicting_options_are_refused(tmp_path: Path, option: str
 
 def test_an_option_of_one_letter_is_written_as_one(tmp_path: Path) -> None:
     assert "#SBATCH -p gpu\n" in Slurm().render(job(tmp_path, options={"p": "gpu"}))
+
+
+def test_life_that_was_killed_before_it_could_say_so_has_a_line(tmp_path: Path, fakes: Path) -> None:
+    begin(one := job(tmp_path), Slurm().render(one))
+    play(one, fakes, {0: 0, 1: 0}, life=2)
+    assert (one.engine_folder / "lives").read_text() == "0 137 \n1 137 \n2 0 \n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("JobState=COMPLETING Restarts=0", 130), ("JobState=COMPLETING Restarts=1", 0)]
+)
+def test_cancelled_job_leaves_its_code_before_slurm_kills_its_script(
+    tmp_path: Path, fakes: Path, words: str, code: int
+) -> None:
+    """Its tasks outlast KillWait, which is 3 s here, or end in time in a job that Slurm has requeued."""
+    begin(one := job(tmp_path, grace_s=60), Slurm().render(one))
+    (fakes / "shown").write_text(f"JobId=12 {words} ExitCode=0:0\n")
+    (fakes / "config").write_text("KillWait                = 3 sec\n")
+    (fakes / "trainer").write_text('#!/bin/bash\nkill -TERM $(cat "$FAKES/script")\nsleep 6\nexit 0\n')
+    script = one.engine_folder / "job.sh"
+    script.write_text(script.read_text().replace("#!/bin/bash\n", '#!/bin/bash\necho $$ >"$FAKES/script"\n', 1))
+    (fakes / "code.0").touch(), (fakes / "code.1").touch()
+    environment = {**os.environ, "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_RESTART_COUNT": "0"}
+    done = subprocess.run(["bash", str(script)], env=environment, stdout=subprocess.DEVNULL, timeout=60, check=False)
+    assert done.returncode == code and (one.engine_folder / "code").read_text() == f"{code}\n"
+    assert (one.engine_folder / "lives").read_text() == f"0 {code} \n"

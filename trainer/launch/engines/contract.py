@@ -151,6 +151,7 @@ class Handle(ABC):
         early: where those are that its hosts could not copy; '': nowhere.
         follows: the command that follows it again; '': there is none. resumes: the command that resumes its run.
         cancelled: what becomes of a run whose job is cancelled.
+        winds_up_s: after a cancellation the job needs so long at most, in seconds, and is followed meanwhile.
         held: it was submitted with :attr:`Job.held`, and does not start before :meth:`release`.
     """
 
@@ -161,6 +162,7 @@ class Handle(ABC):
     follows: str = ""
     resumes: str = ""
     cancelled: str = ""
+    winds_up_s: float = 0.0
     held: bool = False
 
     @abstractmethod
@@ -213,6 +215,7 @@ class Living:
     Attributes:
         words: flags and overrides of that command. folder: of the run, or of the sweep.
         points: the jobs of a sweep by number. leaves: it ends at the moment, or was asked to. is_over: it has ended.
+        is_done: it has ended without an error, and nothing has run in its folders since: each time its end is shown.
     """
 
     handle: Handle
@@ -221,6 +224,7 @@ class Living:
     points: Mapping[int, Point] = field(default_factory=dict)
     leaves: bool = False
     is_over: bool = False
+    is_done: bool = False
 
 
 class Submitter(Launcher):

@@ -167,18 +167,20 @@ def ask(
     what: str,
     text: str | None = None,
     instead: Callable[[str], str] = lambda words: "what it names, in launch.options",
+    environment: Mapping[str, str] | None = None,
 ) -> str:
     """Run one of the engine's commands that changes something; returns its output.
 
     Args:
         text: what it reads. instead: what to type where it refuses with these words.
+        environment: its variables; None: those of this process.
 
     Raises:
         UserError: there is no such command, or it refuses.
     """
     try:
         done = subprocess.run(  # an engine's own command, by the user's PATH  # nosec B603
-            command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False
+            command, input=text, capture_output=True, text=True, timeout=ASK_S, check=False, env=environment
         )
     except FileNotFoundError as error:
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from trainer.errors import Interrupted, RunFailed, RunPreempted, UserError
@@ -42,6 +42,7 @@ def follow(handle: Handle, out: TextIO, clock: Callable[[], float] = time.monoto
             handle.end_is_shown()
         except KeyboardInterrupt:
             follower.ask(handle.cancel)
+            follower.wind_up()
             handle.end_is_shown()
             error = Interrupted(f"got SIGINT: {handle.name} is cancelled{handle.cancelled and f'. {handle.cancelled}'}")
             if handle.resumes:
@@ -82,6 +83,17 @@ class _Follower:
             until = self.clock() + pause
             while self.clock() < until and not self.signals:
                 self.sleep(min(FASTEST_S, pause))
+
+    def wind_up(self) -> None:
+        """Print what a job that is cancelled still says, until it has ended; a second Ctrl-C ends it at once."""
+        begun = self.clock()
+        while self.clock() - begun < self.handle.winds_up_s:
+            with suppress(Unreachable):
+                if self.handle.state().phase == ENDED:
+                    self._print_last_lines()
+                    return
+            self._print_lines()
+            self.sleep(FASTEST_S)
 
     def ask(self, call: Callable[[], None]) -> None:
         """Ask the engine for something on the way out.

@@ -27,15 +27,26 @@ import secrets
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from trainer.errors import UserError
 from trainer.host.engine_tasks import SLURM
 from trainer.launch.engines.contract import ENGINE, Handle, Job, Living, Submitter, Unreachable
-from trainer.launch.engines.engine_folder import LEAVE, SHOWN, SubmittedJob, ask, begin, left_if_submitted, query
+from trainer.launch.engines.engine_folder import (
+    LEAVE,
+    SHOWN,
+    SubmittedJob,
+    ask,
+    begin,
+    left_if_submitted,
+    query,
+    read_code,
+)
 from trainer.launch.engines.slurm_concerns import concerns, field, gpus_in_options, what_to_change
 from trainer.launch.engines.slurm_job import FORGOTTEN, OVER, SlurmArray, SlurmJob
 from trainer.launch.engines.slurm_script import DRAWN, KEYS, rendered
+from trainer.launch.engines.submission import outside_of_tasks
 from trainer.planning.run_secret import LEAST
 
 
@@ -63,7 +74,8 @@ class Slurm(Submitter):
                 folder.mkdir(parents=True, exist_ok=True)
             hold = ["--hold"] if job.held else []
             command = ["sbatch", "--parsable", *hold, str(script)]
-            answer = ask(command, "launch=slurm", instead=lambda words: what_to_change(words, job.options, KEYS))
+            instead = partial(what_to_change, options=job.options, keys=KEYS)
+            answer = ask(command, "launch=slurm", instead=instead, environment=outside_of_tasks())
             number = answer.strip().partition(";")[0]
         submitted = SubmittedJob(self.engine, number, job.words, job.numbered)
         submitted.write(job.engine_folder)
@@ -91,9 +103,21 @@ class Slurm(Submitter):
                 asked = [point.folder / ENGINE for point in before.points.values()] or [folder]
                 leaves = states == {"COMPLETING"} or all((one / LEAVE).exists() for one in asked)
                 return replace(found, leaves=leaves)
-            if folder == folders[0] and not (folder / SHOWN).exists():
-                ended = replace(found, is_over=True)
+            is_done = _is_done(before, folder)
+            if folder == folders[0] and (is_done or not (folder / SHOWN).exists()):
+                ended = replace(found, is_over=True, is_done=is_done)
         return ended
+
+
+def _is_done(submitted: SubmittedJob, folder: Path) -> bool:
+    """Whether an ended job, or each job of a sweep, left exit code 0, and no other job was submitted there since."""
+    if not submitted.points:
+        return read_code(folder) == 0
+    for element, point in submitted.points.items():
+        last = SubmittedJob.of(point.folder / ENGINE)
+        if last is None or last.number != f"{submitted.number}_{element}" or read_code(point.folder / ENGINE) != 0:
+            return False
+    return True
 
 
 def _handle(submitted: SubmittedJob, folder: Path) -> SlurmJob | SlurmArray:

@@ -29,10 +29,14 @@ CODES = {"COMPLETED": 0, "CANCELLED": 130, "PREEMPTED": 75, "OUT_OF_MEMORY": 137
 """Exit codes for how a job ends that does not say it itself."""
 FORGOTTEN = "Invalid job id"
 """What scontrol says of a job that has ended some time ago."""
+COMPLETED = "already completing or completed"
+"""What scancel says of a job that ends, or has just ended."""
 NOT_STARTED = State(ENDED, "not started", Interrupted.exit_code)
 """Of a job that was cancelled while it waited."""
 LOST_TRACE = State(ENDED, "Slurm has forgotten it, and it left no exit code", 1)
 CANCELLED = "A run that has begun saves a checkpoint, if it can within Slurm's KillWait"
+WINDS_UP_S = 60.0
+"""Slurm's KillWait, which is 30 s as a rule, and what it needs besides."""
 LAST_LINES = 12
 """Lines of the log of a sweep's failed job that are shown."""
 OVER = (
@@ -52,7 +56,7 @@ class SlurmJob(Handle):
     """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
     calls otherwise, the file ``code`` counts."""
 
-    cancelled = CANCELLED
+    cancelled, winds_up_s = CANCELLED, WINDS_UP_S
 
     def __init__(self, number: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -101,11 +105,14 @@ class SlurmJob(Handle):
     def cancel(self) -> None:
         with suppress(OSError):
             (self.folder / LEAVE).touch()
-        query(["scancel", self.number])
+        _cancel(self.number)
 
     def release(self) -> None:
         query(["scontrol", "release", self.number])
         self.held = False
+
+    def hurry(self) -> None:
+        self.winds_up_s = 0.0
 
     def end_is_shown(self) -> None:
         _note_shown(self.folder)
@@ -119,7 +126,7 @@ class SlurmArray(Handle):
         folder: the sweep's engine folder. points: by the numbers of the elements.
     """
 
-    cancelled = CANCELLED
+    cancelled, winds_up_s = CANCELLED, WINDS_UP_S
 
     def __init__(self, number: str, folder: Path, points: Mapping[int, Point]) -> None:
         self.number, self.folder, self.points = number, folder, points
@@ -191,16 +198,19 @@ class SlurmArray(Handle):
     def signal(self, number: int) -> None:
         self._leave()
         self._leaves = True
-        query(["scancel", "--state=PENDING", self.number])
+        _cancel("--state=PENDING", self.number)
         _send(number, self.number)
 
     def cancel(self) -> None:
         self._leave()
-        query(["scancel", self.number])
+        _cancel(self.number)
 
     def release(self) -> None:
         query(["scontrol", "release", self.number])
         self.held = False
+
+    def hurry(self) -> None:
+        self.winds_up_s = 0.0
 
     def end_is_shown(self) -> None:
         for folder in (self.folder, *(element.folder for element in self._elements.values())):
@@ -228,7 +238,20 @@ def _note_shown(folder: Path) -> None:
 
 def _send(number: int, job: str) -> None:
     """Send a signal to the tasks of a job or an array."""
-    query(["scancel", f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job])
+    _cancel(f"--signal={signal.Signals(number).name.removeprefix('SIG')}", job)
+
+
+def _cancel(*words: str) -> None:
+    """Call scancel. That a job is over already is no error: its state says how it has ended.
+
+    Raises:
+        Unreachable: Slurm does not answer.
+    """
+    try:
+        query(["scancel", *words])
+    except Unreachable as error:
+        if FORGOTTEN not in str(error) and COMPLETED not in str(error):
+            raise
 
 
 def _code(word: str, said: str) -> int:

@@ -31,17 +31,43 @@ MASTER_ADDR=$(scontrol show node "$head" -o | grep -o 'NodeAddr=[^ ]*' | cut -d=
 MASTER_PORT=$((20000 + (SLURM_JOB_ID + 1009 * life) % 10000)) # another one in each life: the last store may linger
 export MASTER_ADDR MASTER_PORT
 {begin}
-trap : TERM USR1 # Slurm sends them to the tasks, too; this script waits for these
+for earlier in $(seq 0 $((life - 1))); do # killed before it could say so
+    grep -q "^$earlier " "$engine/lives" 2>/dev/null || echo "$earlier 137 " >>"$engine/lives"
+done
+is_cancelled() {{ # a job that Slurm ends for none of these reasons is cancelled
+    case "$(scontrol show job "$job" -o) " in
+    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) return 1 ;;
+    *" JobState=COMPLETING "*) ;;
+    *) return 1 ;;
+    esac
+}}
+asked= left=
+trap 'asked=${{asked:-$SECONDS}}' TERM # Slurm sends it to the tasks, too; this script waits for these
+trap : USR1
 echo "slurm: job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST"
 {start}
 step=$!
 ended=
 while kill -0 "$step" 2>/dev/null; do
     sleep 1
+    if [ -n "$asked" ] && [ -z "$left" ]; then # Slurm may kill this script KillWait after its SIGTERM
+        left=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *//p' | tr -dc 0-9)
+        left=$((${{left:-30}} - 2))
+    fi
+    if [ -n "$left" ] && [ $((SECONDS - asked)) -ge "$left" ]; then
+        asked= left=
+        if is_cancelled; then
+            echo "$life 130 " >>"$engine/lives"
+            echo 130 >"$engine/code"
+            {keep_code}exit 130
+        fi
+    fi
     if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
         ended=${{ended:-$SECONDS}}
         if [ $((SECONDS - ended)) -ge {grace} ]; then # the hosts that are silent now are lost
-            for one in $(squeue -h -s -j "$job" -o %i | grep '\\.[0-9]'); do scancel --signal=KILL "$one"; done
+            for one in $(squeue -h -s -j "$job" -o %i | grep '\\.[0-9]'); do
+                scancel --signal=KILL "$one" 2>/dev/null # it may be over
+            done
             sleep 2
             kill -KILL "$step" 2>/dev/null
             break
@@ -72,12 +98,7 @@ elif [ -n "$lost" ] && [ "$code" != 0 ] && [ "$code" != 2 ]; then
 elif [ "$code" = 75 ]; then
     {preemptions}again=1
 fi
-if [ -n "$again" ]; then
-    case "$(scontrol show job "$job" -o) " in # a job that Slurm ends for none of these reasons is cancelled
-    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) ;;
-    *" JobState=COMPLETING "*) again= code=130 ;;
-    esac
-fi
+[ -z "$again" ] || ! is_cancelled || again= code=130
 if [ -n "$again" ]; then
     lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
     {keep_lives}scontrol requeue "$job" && echo "slurm: requeued"
@@ -91,7 +112,8 @@ echo "$code" >"$engine/code"
 TASK = """\
 TRAINER_WORDS=$(printf '%q ' {command} -m trainer "$@") # on no command line that other users of the hosts can see
 export TRAINER_WORDS
-srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
+tasks() {{ # where srun is killed, bash says this name in place of all that follows
+exec srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     trap : TERM USR1
     [ "$SLURM_NODEID" = 0 ] || exec >>"$0/host.$SLURM_NODEID.log" 2>&1 # the screen shows host 0
     life=$1
@@ -100,7 +122,9 @@ srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     "$@"
     code=$?
     echo $code >"$0/ended.$life.$SLURM_NODEID"
-    exit $code' "$engine" "$life" &"""
+    exit $code' "$engine" "$life"
+}}
+tasks &"""
 AWAY_PLACE = """\
 # No disk is shared: the files of this script are in a folder of this host, and are copied to {copies}.
 {words}
@@ -114,10 +138,13 @@ mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
 carry job "$kept" &
 carrier=$!"""
 AWAY_TASK = """\
-srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
+tasks() {{ # where srun is killed, bash says this name in place of all that follows
+exec srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     trap : TERM USR1
     cd "$0" 2>/dev/null || cd /
-    "$@"' {started_in} {command} -m trainer.launch.engines.carried &"""
+    "$@"' {started_in} {command} -m trainer.launch.engines.carried
+}}
+tasks &"""
 AWAY_SETTLE = """\
 touch "$kept/over.tmp" # it copies once more
 while kill -0 "$carrier" 2>/dev/null; do wait "$carrier"; done # a signal ends a wait

@@ -45,20 +45,51 @@ carry begin "$kept" || exit 1
 mkdir -p "$engine" && exec >>"$engine/log" 2>&1 || exit 1
 carry job "$kept" &
 carrier=$!
-trap : TERM USR1 # Slurm sends them to the tasks, too; this script waits for these
+for earlier in $(seq 0 $((life - 1))); do # killed before it could say so
+    grep -q "^$earlier " "$engine/lives" 2>/dev/null || echo "$earlier 137 " >>"$engine/lives"
+done
+is_cancelled() { # a job that Slurm ends for none of these reasons is cancelled
+    case "$(scontrol show job "$job" -o) " in
+    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) return 1 ;;
+    *" JobState=COMPLETING "*) ;;
+    *) return 1 ;;
+    esac
+}
+asked= left=
+trap 'asked=${asked:-$SECONDS}' TERM # Slurm sends it to the tasks, too; this script waits for these
+trap : USR1
 echo "slurm: job $SLURM_JOB_ID, life $life, on $SLURM_JOB_NODELIST"
-srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
+tasks() { # where srun is killed, bash says this name in place of all that follows
+exec srun --kill-on-bad-exit=0 --ntasks-per-node=1 bash -c '
     trap : TERM USR1
     cd "$0" 2>/dev/null || cd /
-    "$@"' /home/ann /opt/venv/bin/python -m trainer.launch.engines.carried &
+    "$@"' /home/ann /opt/venv/bin/python -m trainer.launch.engines.carried
+}
+tasks &
 step=$!
 ended=
 while kill -0 "$step" 2>/dev/null; do
     sleep 1
+    if [ -n "$asked" ] && [ -z "$left" ]; then # Slurm may kill this script KillWait after its SIGTERM
+        left=$(scontrol show config 2>/dev/null | sed -n 's/^KillWait *= *//p' | tr -dc 0-9)
+        left=$((${left:-30} - 2))
+    fi
+    if [ -n "$left" ] && [ $((SECONDS - asked)) -ge "$left" ]; then
+        asked= left=
+        if is_cancelled; then
+            echo "$life 130 " >>"$engine/lives"
+            echo 130 >"$engine/code"
+            carry once "$kept"
+rm -rf "$kept" /tmp/trainer-"$SLURM_JOB_ID".log
+exit 130
+        fi
+    fi
     if [ -s "$engine/ended.$life.0" ] || grep -qx 2 "$engine"/ended."$life".* 2>/dev/null; then # 2: refused
         ended=${ended:-$SECONDS}
         if [ $((SECONDS - ended)) -ge 40 ]; then # the hosts that are silent now are lost
-            for one in $(squeue -h -s -j "$job" -o %i | grep '\.[0-9]'); do scancel --signal=KILL "$one"; done
+            for one in $(squeue -h -s -j "$job" -o %i | grep '\.[0-9]'); do
+                scancel --signal=KILL "$one" 2>/dev/null # it may be over
+            done
             sleep 2
             kill -KILL "$step" 2>/dev/null
             break
@@ -91,12 +122,7 @@ elif [ -n "$lost" ] && [ "$code" != 0 ] && [ "$code" != 2 ]; then
 elif [ "$code" = 75 ]; then
     again=1
 fi
-if [ -n "$again" ]; then
-    case "$(scontrol show job "$job" -o) " in # a job that Slurm ends for none of these reasons is cancelled
-    *" Restarts=$((life + 1)) "* | *" PreemptTime=2"* | *" Reason=TimeLimit "*) ;;
-    *" JobState=COMPLETING "*) again= code=130 ;;
-    esac
-fi
+[ -z "$again" ] || ! is_cancelled || again= code=130
 if [ -n "$again" ]; then
     lost=$(cut -s -d ' ' -f 3 "$engine/lives" | grep . | paste -sd , -)
     carry once "$kept"; rm -rf "$kept"
