@@ -397,10 +397,10 @@ def verdict(rows: list[Row]) -> str:
         return "no verdict: the part `rival` gave no rate"
     strong = min(row.strong for row in found if row.strong is not None)
     alone = [row.resident for row in found if row.resident is not None]
-    told = [f"{strong:.3f} of the strong rival (aim {STRONG:.2f}): {'reached' if strong >= STRONG else 'missed'}"]
+    parts = [f"{strong:.3f} of the strong rival (aim {STRONG:.2f}): {'reached' if strong >= STRONG else 'missed'}"]
     if alone:
-        told.append(f"{alone[0]:.3f} of resident (aim {RESIDENT}): {'reached' if alone[0] >= RESIDENT else 'missed'}")
-    return "; ".join(told)
+        parts.append(f"{alone[0]:.3f} of resident (aim {RESIDENT}): {'reached' if alone[0] >= RESIDENT else 'missed'}")
+    return "; ".join(parts)
 
 
 def main() -> None:

@@ -68,7 +68,8 @@ def answer(verb: str, words: Sequence[str]) -> int:
     elif verb == "runner":
         parser.add_argument("--idle", type=float, default=None)
     else:
-        parser.add_argument("-f", "--follow", action="store_true") if verb == "logs" else None
+        if verb == "logs":
+            parser.add_argument("-f", "--follow", action="store_true")
         parser.add_argument("runs", nargs="+" if verb in ("cancel", "resume", "retry") else 1)
     asked = parser.parse_args(words)
     the_queue = queue.Queue()

@@ -103,7 +103,8 @@ def submit(
         check_run_folder(folder, config.hydra.output_subdir)
         wait_for_the_life_before(folder, lambda line: print(line, flush=True))
         _without_lacks(wholly(checked=checked).checked)
-    with submitting(job.engine_folder, RUN_DIR) if living is None else nullcontext():
+    alone = living is None and launcher.holds(folder)
+    with submitting(job.engine_folder, RUN_DIR) if alone else nullcontext():
         living = living or living_job(launcher, [job.engine_folder], RUN_DIR, words)
         handle = handed_over(job, launcher, checked.config, living)
     if not followed(handle, job, launcher, commands, living is not None and living.is_over):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from trainer.launch.engines.contract import (
     Submitter,
 )
 from trainer.launch.engines.engine_folder import CODE, LOG, LogReader, SubmittedJob, memory_of, shell_words
+from trainer.launch.engines.submission import outside_of_tasks
 from trainer.service import queue, runner
 from trainer.service.queue import Run, Submission
 
@@ -97,7 +97,7 @@ class LocalQueue(Submitter):
             words=list(job.words),
             command=list(job.command),
             started_in=job.started_in,
-            environment=dict(os.environ),
+            environment=outside_of_tasks(),
             key=self.options.key,
             priority=self.options.priority,
             cores=job.needs.cores or self._cores((job.workers or 1) + job.servers),
@@ -109,7 +109,7 @@ class LocalQueue(Submitter):
         )
         if not job.points:
             return [whole]
-        of_sweep = {**os.environ, SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
+        of_sweep = {**whole.environment, SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
         return [
             replace(
                 whole,
@@ -223,7 +223,4 @@ def state_of(run: Run) -> State:
     """Return the state of a run as that of an engine's job."""
     if run.state in PHASES:
         return State(PHASES[run.state], run.reason)
-    code = run.code
-    with suppress(OSError, ValueError):
-        code = int(Path(run.folder, ENGINE, CODE).read_text())
-    return State(ENDED, run.reason, 1 if code is None else code)
+    return State(ENDED, run.reason, 1 if run.code is None else run.code)

@@ -163,10 +163,6 @@ class Queue:
             raise
         self._base.execute("COMMIT")
 
-    def changes(self) -> int:
-        """Return a number that is another one once another process has written."""
-        return int(self._base.execute("PRAGMA data_version").fetchone()[0])
-
     def add(self, runs: Sequence[Submission]) -> list[int]:
         """Put runs into the queue, which are started in this order; returns their numbers. A key that is there already
         is the run that has it."""
@@ -176,8 +172,7 @@ class Queue:
                 if run.key and (before := self.with_key(run.key)) is not None:
                     numbers.append(before.number)
                     continue
-                row = {name: getattr(run, name) for name in NAMES if hasattr(run, name)}
-                numbers.append(self._insert({**row, "submitted": time.time()}))
+                numbers.append(self._insert({**vars(run), "submitted": time.time()}))
                 if run.sweep == 0:
                     self.set(numbers[-1], sweep=numbers[0])
         return numbers

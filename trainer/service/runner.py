@@ -26,6 +26,8 @@ from pathlib import Path
 
 from trainer.errors import Interrupted, RunPreempted
 from trainer.host.engine_tasks import RESUME, RUN_DIR, SUBMITTED
+from trainer.launch.engines.contract import ENGINE
+from trainer.launch.engines.engine_folder import CODE
 from trainer.service.queue import (
     ALIVE,
     CANCEL,
@@ -220,7 +222,7 @@ class Runner:
 
     def _end(self, run: Run, state: str, code: int, reason: str) -> None:
         """The run has ended with this exit code."""
-        Path(run.folder, "engine", "code").write_text(f"{code}\n")
+        Path(run.folder, ENGINE, CODE).write_text(f"{code}\n")
         self.queue.move(
             run.number, (*ALIVE, *WAITING), state=state, reason=reason, code=code, slots=Slots(), ended=time.time()
         )
@@ -235,13 +237,7 @@ class _Files:
 
     def held(self) -> int | None:
         """Take the lock; returns its descriptor, which the run's processes inherit; None: a process of it lives."""
-        lock = os.open(self.alive, os.O_CREAT | os.O_RDWR, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return None
-        return lock
+        return _locked(self.alive)
 
     def exit_code(self) -> int | None:
         """Return the exit code that the run has left; None: it has left none."""
@@ -260,7 +256,12 @@ class _Files:
 
 def only_one(folder: Path) -> int | None:
     """Take the lock of this host's runner; returns its descriptor; None: there is a runner."""
-    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    return _locked(folder / LOCK)
+
+
+def _locked(path: Path) -> int | None:
+    """Take the lock of a file for as long as the descriptor is open that is returned; None: another process has it."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -563,6 +563,12 @@ def test_a_folder_has_one_job_at_a_time(run: Any, cluster: Cluster) -> None:
     assert "apply" not in cluster.read("calls")
 
 
+def test_a_folder_of_the_pods_need_not_be_one_that_this_machine_can_make(run: Any, cluster: Cluster) -> None:
+    cluster.shows(train_job(), pod(0, "Running"))
+    code, _, err = run("launch.apply=true", "launch.volume_path=/proc/pods", "hydra.run.dir=/proc/pods/r")
+    assert code == 2 and "is in this folder: running" in err
+
+
 def test_folder_is_checked_where_this_machine_has_the_volume(run: Any, cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "volume").mkdir()
     words = ("launch.apply=true", f"launch.volume_path={tmp_path}/volume", f"hydra.run.dir={tmp_path}/volume/r")

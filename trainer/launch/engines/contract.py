@@ -276,6 +276,10 @@ class Submitter(Launcher):
         """Whether this machine has the run's folder, so that a run is refused here that it would refuse there."""
         return self.options.shared_storage
 
+    def holds(self, folder: Path) -> bool:
+        """Whether the run's folder is one of this machine, where a submission leaves its files."""
+        return True
+
     def living(self, folders: Sequence[Path]) -> Living | None:
         """Return the job that lives for one of these engine folders, where two jobs would write the same files; else
         the one that was submitted for the first of them, if no command has shown its end.

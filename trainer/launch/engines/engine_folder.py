@@ -100,14 +100,25 @@ def left_if_submitted(folders: Sequence[Path]) -> Iterator[None]:
 @contextmanager
 def unmade_if_refused(folders: Sequence[Path]) -> Iterator[None]:
     """Context manager: folders that are not there yet, and those above them, are removed again after an error."""
-    made = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
+    made = missing(folders)
     try:
         yield
     except BaseException:
-        for path in sorted(made, key=lambda path: -len(path.parts)):
-            with suppress(OSError):  # something else is in it meanwhile
-                path.rmdir()
+        unmake(made)
         raise
+
+
+def missing(folders: Sequence[Path]) -> list[Path]:
+    """Return those of these folders, and of those above them, that are not there; first the innermost."""
+    found = {path for folder in folders for path in (folder, *folder.parents) if not path.exists()}
+    return sorted(found, key=lambda path: -len(path.parts))
+
+
+def unmake(folders: Sequence[Path]) -> None:
+    """Remove folders that hold nothing, of :func:`missing`."""
+    for path in folders:
+        with suppress(OSError):  # something is in it meanwhile
+            path.rmdir()
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,9 @@ class Kubernetes(Submitter):
         volume = Path(self.options.volume_path)  # of the pods, which this machine may have as well
         return super().sees(folder) and volume in folder.parents and volume.exists()
 
+    def holds(self, folder: Path) -> bool:
+        return self.sees(folder) or Path(self.options.volume_path) not in folder.parents
+
     def render(self, job: Job) -> str:
         self._check(job)
         name, kind = name_of(job), kind_of(job)
@@ -132,8 +135,7 @@ class Kubernetes(Submitter):
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": self._metadata(name), "stringData": drawn}
         with left_if_submitted([job.engine_folder]):
             ask([*handle.kubectl, "apply", "-f", "-"], "launch=kubernetes", f"{_yaml(secret)}---\n{text}")
-        is_of_pods = Path(self.options.volume_path) in job.folder.parents
-        if self.sees(job.folder) or not is_of_pods:
+        if self.holds(job.folder):
             with suppress(OSError):
                 job.engine_folder.mkdir(parents=True, exist_ok=True)
                 SubmittedJob(self.engine, f"{kind}/{name}", job.words).write(job.engine_folder)

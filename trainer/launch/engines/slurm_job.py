@@ -52,11 +52,23 @@ OVER = (
 )
 
 
-class SlurmJob(Handle):
-    """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
-    calls otherwise, the file ``code`` counts."""
+class _OfSlurm(Handle):
+    """What a job and an array of Slurm have in common."""
 
     cancelled, winds_up_s = CANCELLED, WINDS_UP_S
+    number: str
+
+    def release(self) -> None:
+        query(["scontrol", "release", self.number])
+        self.held = False
+
+    def hurry(self) -> None:
+        self.winds_up_s = 0.0
+
+
+class SlurmJob(_OfSlurm):
+    """A submitted job of Slurm. Its state is asked of ``scontrol``; of a job that Slurm has forgotten, or whose end it
+    calls otherwise, the file ``code`` counts."""
 
     def __init__(self, number: str, folder: Path) -> None:
         self.number, self.folder = number, folder
@@ -107,26 +119,17 @@ class SlurmJob(Handle):
             (self.folder / LEAVE).touch()
         _cancel(self.number)
 
-    def release(self) -> None:
-        query(["scontrol", "release", self.number])
-        self.held = False
-
-    def hurry(self) -> None:
-        self.winds_up_s = 0.0
-
     def end_is_shown(self) -> None:
         _note_shown(self.folder)
 
 
-class SlurmArray(Handle):
+class SlurmArray(_OfSlurm):
     """A sweep as one array of Slurm: its lines are the changes of state of its elements, and the last lines of those
     that fail.
 
     Args:
         folder: the sweep's engine folder. points: by the numbers of the elements.
     """
-
-    cancelled, winds_up_s = CANCELLED, WINDS_UP_S
 
     def __init__(self, number: str, folder: Path, points: Mapping[int, Point]) -> None:
         self.number, self.folder, self.points = number, folder, points
@@ -204,13 +207,6 @@ class SlurmArray(Handle):
     def cancel(self) -> None:
         self._leave()
         _cancel(self.number)
-
-    def release(self) -> None:
-        query(["scontrol", "release", self.number])
-        self.held = False
-
-    def hurry(self) -> None:
-        self.winds_up_s = 0.0
 
     def end_is_shown(self) -> None:
         for folder in (self.folder, *(element.folder for element in self._elements.values())):

@@ -13,7 +13,7 @@ from trainer.errors import UserError, why
 from trainer.host import engine_tasks
 from trainer.host.engine_tasks import LAUNCHER_VARIABLES, LAUNCHERS, tasks_of
 from trainer.host.torchrun import RANKS
-from trainer.launch.engines.engine_folder import unmade_if_refused
+from trainer.launch.engines.engine_folder import missing, unmake
 from trainer.run_folder.folder_lock import FILE, FolderLock
 from trainer.wording import counted
 
@@ -47,8 +47,8 @@ OF_JOBS = (
 
 @contextmanager
 def submitting(folder: Path, key: str, say: Callable[[str], None] = print) -> Iterator[None]:
-    """Context manager: no other command submits a job for this engine folder, which is made. After an error folders
-    that were not there before are removed again.
+    """Context manager: no other command submits a job for this engine folder, which is made. Folders that were not
+    there before are removed again if nothing is left in them.
 
     Args:
         key: of the folder above it; of a sweep ``hydra.sweep.dir``.
@@ -58,7 +58,8 @@ def submitting(folder: Path, key: str, say: Callable[[str], None] = print) -> It
     """
     what, instead = f"{key}={folder.parent}", f"{key}=ANOTHER_FOLDER"
     try:
-        with unmade_if_refused([folder]):
+        made = missing([folder])
+        try:
             hold = _held(folder, what, say)
             try:
                 yield
@@ -67,6 +68,8 @@ def submitting(folder: Path, key: str, say: Callable[[str], None] = print) -> It
                     with suppress(OSError):
                         hold.path.unlink(missing_ok=True)  # who waits for it makes another one
                 hold.leave()
+        finally:
+            unmake(made)
     except OSError as error:
         if not _concerns(error, folder):
             raise
