@@ -75,13 +75,15 @@ def command() -> None:
 
 def _dispatch(argv: list[str]) -> int:
     """Do what the parsed flags of ``python -m trainer`` ask for: print help, config or plan, run a sweep or a job."""
-    from trainer.cli import queue_verbs
     from trainer.terminal import streams
 
-    if argv and argv[0] in queue_verbs.VERBS:
-        if argv[0] != queue_verbs.SUBMIT:
+    if argv and argv[0].isalpha():  # a word; flags have a dash, and overrides a sign
+        from trainer.cli import queue_verbs
+
+        if argv[0] == queue_verbs.SUBMIT:
+            argv = queue_verbs.submitted(argv[1:])
+        elif argv[0] in queue_verbs.VERBS:
             return queue_verbs.answer(argv[0], argv[1:])
-        argv = queue_verbs.submitted(argv[1:])
 
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help

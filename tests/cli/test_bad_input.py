@@ -95,7 +95,7 @@ VALUES = """
     epochs=null | epochs=null | not null => epochs=12
     epochs=[1,2] | epochs=[1,2] | whole number
     epochs={a:1} | epochs={a:1} | whole number
-    compile=maybe | compile=maybe | true or false => compile=false
+    compile=maybe | compile=maybe | auto, true, false => compile=false
     name=null | name=null | not null
     optimizer.lr=fast | optimizer.lr=fast | a number
     optimizer.weight_decay=null | optimizer.weight_decay=null | not null
@@ -562,9 +562,12 @@ IN_A_FOLDER = """
     good data.num_classes=5 | data.num_classes=5 | has 3 classes => data.num_classes=3
     good data.augment=randaugmen | data.augment=randaugmen => data.augment=randaugment
     good data.cache=disk | data.cache=disk => data.cache=
-    good data.cache=device data.augment=randaugment | data.cache=device | one by one on the CPU => data.cache=ram
-    good data.cache=device data.num_workers=2 | data.num_workers=2 | no process reads => data.num_workers=auto
-    good data.decode=gpu device=cpu | data.decode=gpu | no GPU trains (device=cpu) => data.decode=cpu
+    good data.cache=device data.augment=randaugment model.in_channels=3 model.image_size=224
+        data.cache=device | one by one on the CPU => data.cache=ram
+    good data.cache=device data.num_workers=2 model.in_channels=3 model.image_size=224
+        data.num_workers=2 | no process reads => data.num_workers=auto
+    good data.decode=gpu device=cpu model.in_channels=3 model.image_size=224
+        data.decode=gpu | no GPU trains (device=cpu) => data.decode=cpu
     good data.decode=nvjpeg | data.decode=nvjpeg | auto, cpu, gpu => data.decode=
     good data.on_bad=ignore | data.on_bad=ignore => data.on_bad=
     good data.erasing=2 | data.erasing=2 => data.erasing=

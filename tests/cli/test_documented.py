@@ -10,6 +10,7 @@ import pytest
 
 from trainer import run
 from trainer.__main__ import main
+from trainer.cli import queue_verbs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "recipes" / "README.md"]
@@ -35,6 +36,11 @@ def test_documented_commands_compose(
     monkeypatch.setenv("HF_TOKEN", "hidden")
     monkeypatch.chdir(a_run.parent)
     for words in commands(page):
+        if words[0] == queue_verbs.SUBMIT:
+            words = queue_verbs.submitted(words[1:])
+        elif words[0] in queue_verbs.VERBS:
+            assert queue_verbs.parsed(words[0], words[1:])
+            continue
         assert main([*words, "--cfg", "job"]) == 0, (words, capsys.readouterr().err)
 
 

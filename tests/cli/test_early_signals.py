@@ -184,7 +184,7 @@ def test_scheduler_ends_a_sweep_between_two_jobs_as_preempted(monkeypatch: pytes
     sweep = Sweep(point, [], [], Path("sweep"), [[]], [point], set())
     monkeypatch.setattr(sweep, "_job", job)
     with pytest.raises(RunPreempted, match="got SIGTERM between two jobs") as raised:
-        sweep._run_jobs()
+        sweep._run_jobs(None)
     assert raised.value.exit_code == AskedToLeave.exit_code == 75
 
 

@@ -23,7 +23,8 @@ from trainer.planning import validate
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [key for section in keys.sections() for key in section.keys]
 NAMES_SOMETHING = (
-    "probability delay_compensation staleness_power seed split_seed draw_seed node_rank launch.rank master_port"
+    "probability delay_compensation staleness_power seed split_seed draw_seed node_rank launch.rank launch.priority "
+    "master_port"
 )
 OF_PARAMETERS_OR_THE_METRIC = (
     "lr weight_decay momentum eps clip_norm clip_value init_scale initial_accumulator_value min_delta"
@@ -129,7 +130,7 @@ def test_the_config_reference_is_current(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("data.prefetch", 0, "must be at least 1 batch"),
         ("data.pin_memory", True, ""),
         ("data.pin_memory", "True", ""),
-        ("compile", "true", "must be true or false"),
+        ("compile", "yess", "must be one of auto, true, false"),
         ("name", 3, "must be text"),
         ("tracking.tags", {"a": "b"}, ""),
     ],

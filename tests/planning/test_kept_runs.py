@@ -294,15 +294,14 @@ def test_a_sweep_clears_no_job_that_could_go_on_and_came_after_the_check(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("sweep").mkdir()
-    job, check, before = Path("sweep/0"), sweep.check_points, dict[str, int]()
+    job, check, before = Path("sweep/0"), sweep.check_not_half_done, dict[str, int]()
 
-    def checked(*told: Any, **named: Any) -> Any:
-        found = check(*told, **named)
+    def checked(*told: Any) -> None:
+        check(*told)
         run.rename(job)
         before.update(files(job / "checkpoints"))
-        return found
 
-    monkeypatch.setattr(sweep, "check_points", checked)
+    monkeypatch.setattr(sweep, "check_not_half_done", checked)
     assert main(["-m", *BASE, "hydra.sweep.dir=sweep", "seed=1,2"]) == 1
     said = capsys.readouterr().out
     assert f"job failed: hydra.run.dir={job.absolute()}: holds a run that did not come to its end" in " ".join(

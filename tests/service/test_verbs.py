@@ -21,7 +21,7 @@ def test_submit_is_a_launcher_that_does_not_wait() -> None:
         "launch=queue",
         "launch.wait=false",
         "launch.priority=3",
-        "launch.key=k",
+        "launch.once=k",
     ]
     with pytest.raises(UserError, match=r"launch=slurm.*queue"):
         queue_verbs.submitted([*DIGITS, "launch=slurm"])
@@ -52,7 +52,7 @@ def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: p
     done = trainer("submit", *DIGITS, "hydra.run.dir=run", "--key", "mine", cwd=tmp_path)
     assert done.returncode == 0 and "logs -f 1" in done.stdout, done.stdout + done.stderr
     again = trainer("submit", *DIGITS, "hydra.run.dir=other", "--key", "mine", cwd=tmp_path)
-    assert "launch.key=mine is run 1 already" in again.stdout and not (tmp_path / "other").exists()
+    assert "launch.once=mine is run 1 already" in again.stdout and not (tmp_path / "other").exists()
     lines = trainer("logs", "-f", "mine", cwd=tmp_path, timeout=120)
     assert lines.returncode == 0 and "[Epoch 0] validation loss" in lines.stdout
     assert re.search(r"^ +1  done ", trainer("ps", cwd=tmp_path).stdout, re.MULTILINE)

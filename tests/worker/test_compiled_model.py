@@ -88,14 +88,14 @@ def test_repeated_blocks_are_the_outermost_of_a_kind() -> None:
     ],
 )
 def test_auto_says_why_it_does_not_compile(case: CompileCase, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "lacks_for_triton", lambda: "")
+    monkeypatch.setattr(planning, "lacks_for_kernels", lambda device: "")
     chosen, why = compiling(RunConfig(compile="auto"), case)
     assert chosen == Compiling() and reason in why["compile"]
 
 
 def test_auto_compiles_what_is_large_and_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRAINER_CACHE", str(tmp_path))
-    monkeypatch.setattr(planning, "lacks_for_triton", lambda: "")
+    monkeypatch.setattr(planning, "lacks_for_kernels", lambda device: "")
     assert compiling(RunConfig(compile="auto"), CASE)[0] == Compiling(True, "default", True)
     chosen, why = compiling(RunConfig(compile="auto"), replace(CASE, in_blocks=0.3))
     assert not chosen.regions and why["compile_regions"] == "only 30% of the parameters are in blocks that come again"

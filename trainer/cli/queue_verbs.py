@@ -42,7 +42,7 @@ def submitted(words: Sequence[str]) -> list[str]:
             f"{SUBMIT} ... {other}", "submit puts the run into this machine's queue", f"{START} ... {other}"
         )
     rest, own = list(words), ["launch=queue", "launch.wait=false"]
-    for flag, key in (("--priority", "launch.priority"), ("--key", "launch.key")):
+    for flag, key in (("--priority", "launch.priority"), ("--key", "launch.once")):
         for place, word in enumerate(rest):
             if word == flag and place + 1 < len(rest):
                 own.append(f"{key}={rest[place + 1]}")
@@ -62,16 +62,7 @@ def answer(verb: str, words: Sequence[str]) -> int:
     """
     from trainer.service import queue, runner
 
-    parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {VERBS[verb]}")
-    if verb == "ps":
-        parser.add_argument("--all", action="store_true")
-    elif verb == "runner":
-        parser.add_argument("--idle", type=float, default=None)
-    else:
-        if verb == "logs":
-            parser.add_argument("-f", "--follow", action="store_true")
-        parser.add_argument("runs", nargs="+" if verb in ("cancel", "resume", "retry") else 1)
-    asked = parser.parse_args(words)
+    asked = parsed(verb, words)
     the_queue = queue.Queue()
     if verb == "ps":
         _print_runs(the_queue, asked.all)
@@ -87,6 +78,24 @@ def answer(verb: str, words: Sequence[str]) -> int:
             return _logs(the_queue, run, asked.follow)
         print(_done(the_queue, verb, run), flush=True)
     return 0
+
+
+def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
+    """The words after a verb other than ``submit``.
+
+    Raises:
+        UserError: the verb takes other words.
+    """
+    parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {VERBS[verb]}")
+    if verb == "ps":
+        parser.add_argument("--all", action="store_true")
+    elif verb == "runner":
+        parser.add_argument("--idle", type=float, default=None)
+    else:
+        if verb == "logs":
+            parser.add_argument("-f", "--follow", action="store_true")
+        parser.add_argument("runs", nargs="+" if verb in ("cancel", "resume", "retry") else 1)
+    return parser.parse_args(words)
 
 
 class _Parser(argparse.ArgumentParser):

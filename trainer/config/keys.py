@@ -157,7 +157,10 @@ class Key:
         """
         usual = self.default if usual is None or self.refuse(usual) else usual
         if self.choices:
-            return f"{self.path}={nearest(spelled(value).lower(), self.choices) or spelled(usual)}"
+            words = {choice: choice for choice in self.choices}
+            if "true" in words:
+                words |= {word: spelled(truth) for word, truth in TRUTH.items()}
+            return f"{self.path}={words.get(nearest(spelled(value).lower(), words), spelled(usual))}"
         if self.default == "???" and usual == self.default:
             return ""
         return f"{self.path}={spelled(self._example(value, usual))}"

@@ -16,8 +16,6 @@ from trainer.config.redact import command
 from trainer.errors import UserError
 from trainer.host.engine_tasks import SUBMITTED
 from trainer.job.ready import Ready
-from trainer.launch.engines.contract import ENGINE
-from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code
 from trainer.planning.find_checkpoint import check_nothing_lost, check_still_newest
 from trainer.planning.plan import Resume
 from trainer.run_folder import lives
@@ -120,8 +118,10 @@ def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callabl
     """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
     plan, resume = ready.plan, ready.plan.resume
     folder.mkdir(parents=True, exist_ok=True)
-    if SUBMITTED not in os.environ and read_code(folder / ENGINE) is not None:  # a job's end is not this run's
-        (folder / ENGINE / SUBMITTED_JOB).unlink(missing_ok=True)
+    if SUBMITTED not in os.environ and (folder / "engine").is_dir():
+        from trainer.launch.engines.engine_folder import forget_ended
+
+        forget_ended(folder)  # a job's end is not this run's
     if resume is not None and resume.here:
         store.forget_unfinished(Path(plan.paths.run_dir) / CHECKPOINTS)
         store.set_aside_newer(Path(resume.folder))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sysconfig
 from dataclasses import dataclass
-from pathlib import Path
 
 from trainer.config.run_config import RunConfig
 from trainer.errors import UserError
@@ -78,7 +76,7 @@ def _why_not(config: RunConfig, case: CompileCase) -> str:
         return f"with {case.parameters:,} parameters, below {BIG_MODEL:,}, it does not pay"
     if case.updates < LEAST_UPDATES:
         return f"{case.updates:,} updates are too few to win back about a minute of compiling"
-    if config.execution.compile_backend == "inductor" and (lacks := lacks_for_triton()):
+    if config.execution.compile_backend == "inductor" and (lacks := lacks_for_kernels(case.device)):
         return lacks
     try:
         from trainer.host.cache import check_code
@@ -89,12 +87,14 @@ def _why_not(config: RunConfig, case: CompileCase) -> str:
     return ""
 
 
-def lacks_for_triton() -> str:
-    """What Triton, which launches compiled kernels on GPUs, lacks on this machine; empty: nothing."""
-    if hardware.c_compiler() is None:
+def lacks_for_kernels(device: str) -> str:
+    """What compiled kernels of a device lack on this machine; empty: nothing."""
+    if device == "cpu" and hardware.cpp_compiler() is None:
+        return "there is no C++ compiler on this machine (g++ or clang++)"
+    if device == "cuda" and hardware.c_compiler() is None:
         return "there is no C compiler on this machine (gcc or clang), which Triton needs"
-    if not Path(sysconfig.get_paths().get("include", "/"), "Python.h").is_file():
-        return "there is no Python.h on this machine (package python3-dev), which Triton needs"
+    if not (header := hardware.python_header()).is_file():
+        return f"there is no {header}, which compiled kernels include: install Python's development files"
     return ""
 
 

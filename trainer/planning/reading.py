@@ -14,7 +14,6 @@ from trainer.config import keys
 from trainer.config.run_config import RunConfig
 from trainer.data.source import Facts
 from trainer.errors import UserError
-from trainer.host import nvjpeg
 from trainer.wording import counted, sized
 
 if TYPE_CHECKING:
@@ -87,7 +86,10 @@ def choose_decoder(
         why = "no GPU trains (device=cpu)" if asked == "gpu" else "no GPU"
     elif config.data.read == "scatter":
         why = "with data.read=scatter the first worker decodes for all"
-    why = why or ("" if elsewhere else nvjpeg.missing())
+    if not (why or elsewhere):
+        from trainer.host import nvjpeg
+
+        why = nvjpeg.missing()
     if asked == "gpu" and why:
         raise UserError("data.decode=gpu", why, "data.decode=cpu")
     if asked == "gpu":

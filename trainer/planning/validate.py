@@ -305,16 +305,10 @@ def check_compiler(config: RunConfig, device: str) -> None:
     """Refuse ``compile=true`` without a compiler of C++ (CPU) or C (GPU), or with a cache that others can write to."""
     if config.compile == "auto":  # decides against it where that is not possible
         return
-    writes_kernels = config.compile and config.execution.compile_backend == "inductor"
-    if writes_kernels and device == "cpu" and hardware.cpp_compiler() is None:
-        raise UserError("compile=true", "there is no C++ compiler on this machine (g++ or clang++)", "compile=false")
-    if writes_kernels and device == "cpu" and not (header := hardware.python_header()).is_file():
-        why = f"there is no {header}, which compiled kernels include: install Python's development files"
-        raise UserError("compile=true", why, "compile=false")
-    if writes_kernels and device == "cuda":
-        from trainer.planning.compiling import lacks_for_triton
+    if config.compile and config.execution.compile_backend == "inductor":
+        from trainer.planning.compiling import lacks_for_kernels
 
-        if lacks := lacks_for_triton():
+        if lacks := lacks_for_kernels(device):
             raise UserError("compile=true", lacks, "compile=false")
     if config.compile:
         from trainer.host.cache import check_code

@@ -54,8 +54,8 @@ class LocalQueue(Submitter):
     def submit(self, job: Job) -> Handle:
         runs = self._runs(job)
         the_queue = queue.Queue()
-        if self.options.key and (before := the_queue.with_key(self.options.key)) is not None:
-            print(f"launch.key={self.options.key} is run {before.number} already, in {before.folder}: {before.state}")
+        if self.options.once and (before := the_queue.with_key(self.options.once)) is not None:
+            print(f"launch.once={self.options.once} is run {before.number} already, in {before.folder}: {before.state}")
             return QueuedRun(the_queue, before.number)
         folders = [Path(run.folder, ENGINE) for run in runs]
         for folder in folders:
@@ -98,7 +98,7 @@ class LocalQueue(Submitter):
             command=list(job.command),
             started_in=job.started_in,
             environment=outside_of_tasks(),
-            key=self.options.key,
+            key=self.options.once,
             priority=self.options.priority,
             cores=job.needs.cores or self._cores((job.workers or 1) + job.servers),
             gpus=job.needs.gpus or 0,

@@ -132,7 +132,7 @@ class QueueLaunch(SubmitLaunch):
     _target_: str = key("trainer.service.engine.LocalQueue", "class, a trainer.launch.engines.contract.Submitter")
     priority: int = key(0, "runs of higher priority start first, and running ones of lower priority make room")
     runner: bool = key(True, "start this machine's runner where none runs")
-    key: Optional[str] = key(None, "a name of your own: a second submission with it is the same run")
+    once: Optional[str] = key(None, "a name of your own: a second submission with it is the same run")
 
 
 @dataclass

@@ -19,7 +19,7 @@ from trainer.config import redact
 from trainer.errors import RunPreempted, UserError, first_line
 from trainer.host import json_text, private
 from trainer.host.files import replace_file
-from trainer.launch.engines.contract import Job, Point, Unreachable
+from trainer.launch.engines.contract import ENGINE, Job, Point, Unreachable
 from trainer.planning.run_secret import LEAST
 
 SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"
@@ -295,6 +295,12 @@ def read_code(folder: Path, name: str = CODE) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdecimal() else None
+
+
+def forget_ended(run_dir: Path) -> None:
+    """Forget the engine's job whose run a new run in this folder replaces, if that job has ended."""
+    if read_code(run_dir / ENGINE) is not None:
+        (run_dir / ENGINE / SUBMITTED_JOB).unlink(missing_ok=True)
 
 
 def last_lines(path: Path, count: int) -> str:
