@@ -154,7 +154,7 @@ class Runner:
             environment[RESUME] = "auto"
         keep = f"echo $$ >{shlex.quote(str(files.pid))}; "
         return subprocess.Popen(  # the words of the user's own command  # nosec B603
-            ["sh", "-c", keep + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
+            ["/bin/sh", "-c", keep + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
             cwd=run.started_in,
             env=environment,
             stdin=subprocess.DEVNULL,
