@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -96,10 +97,11 @@ def test_a_run_that_fails_does_not_wait_for_the_copy_of_a_gpu_that_hangs(
 ) -> None:
     """A run that is done waits as long as the GPU needs."""
     monkeypatch.setattr(checkpoints, "HUNG_S", 0.05)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     store = SealedBoard(dist.HashStore(), b"run")
     kept = Checkpoints(tmp_path, CheckpointConfig(), Seat("worker", 0, 1, 0, 1, "cpu", store), True, 9, 9, {}, 0.0)
     packed, there, ended = Packed({"weight": torch.ones(3)}, kept.pinned), threading.Event(), list[str]()
-    packed.events = [SimpleNamespace(query=there.is_set)]  # type: ignore[list-item]
+    packed.events = [SimpleNamespace(query=there.is_set, device=None)]  # type: ignore[list-item]
     durable_folder.begin(tmp_path / "step-1")
     kept.writer.begin(lambda: ended.append(write_part(tmp_path / "step-1", "worker-0.safetensors", packed)))
     if error is None:

@@ -36,6 +36,7 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
     run: Any = SimpleNamespace(
         progress=Progress(),
         over=False,
+        captured=None,
         lockstep=False,
         watchers=Watchers(Stop()),
         strategy=strategy,

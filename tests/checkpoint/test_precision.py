@@ -127,7 +127,7 @@ def test_plan_names_what_is_not_carried_over_before_anything_starts(
 def test_what_auto_stands_for_counts_and_not_the_word(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.planning.auto._precision", lambda *facts: ("fp32", "for a test"))
+    monkeypatch.setattr("trainer.planning.auto.choose_precision", lambda case: ("fp32", "for a test"))
     command = [*RUN, "precision=auto", "resume=auto", "plan=true"]
     for before, why in (("fp32", ""), ("bf16", "precision was bf16, is fp32")):
         back_at(runs[before], AT, tmp_path / before)

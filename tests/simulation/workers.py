@@ -506,7 +506,7 @@ class SimulatedWorker(Process):
     def _feed(self, strategy: PserverWorker, epoch: int) -> Iterator[tuple[int, Iterator[Batch]]]:
         feed = Feed.__new__(Feed)
         feed.merge, feed.average, feed.growth, feed.waited = self.scenario.merge, True, None, 0.0
-        feed.denominator = None
+        feed.denominator = feed.decoder = feed.idle = None
         feed.place = lambda inputs, labels: (inputs, labels)  # type: ignore[assignment]
         feed.expect = strategy.expect if self.scenario.table else None
         feed.work = Blocks(self.scenario, strategy.leases) if self.scenario.leased else None  # type: ignore[assignment]

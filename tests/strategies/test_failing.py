@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch.distributed as dist
@@ -73,7 +73,9 @@ def leave(asked: list[str], error: BaseException | None, size: int = 3, send: An
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "locate", lambda worker: worker)
-        with pytest.raises(type(error)) if error else nullcontext(), membership(seat, assignment):
+        patch.setattr(train, "settings", lambda *facts: nullcontext())
+        seat.device, report = "cpu", cast(Any, None)
+        with pytest.raises(type(error)) if error else nullcontext(), membership(seat, assignment, report):
             asked.append("train")
             if error:
                 raise error

@@ -89,7 +89,7 @@ def test_refused_connections_end_the_wait_early(name: str, only_end: bool, clock
     ended = followed(service).finish("FINISHED", {}, timeout_s)
     assert (ended["error"] == "") == (waited == 0.0)
     # between two tries are at most 16 s, after which a new sort of answer is known
-    late = 16.0 if name == "refused after it was busy" and not only_end else 0.3
+    late = 16.0 if name == "refused after it was busy" else 0.3
     assert waited <= clock.now - service.began <= waited + late
 
 
