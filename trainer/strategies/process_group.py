@@ -34,6 +34,8 @@ CAUSES = {
     "no route to host": "there was no way to a host",
 }
 """Words in the messages of Gloo, NCCL and torch's stores, and what they mean."""
+ENDED: list[Any] = []
+"""The groups that this process has left last."""
 CHATTER = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\]\s*|\[c10d\]\s*")
 """Source locations in these messages."""
 
@@ -165,6 +167,9 @@ class ProcessGroup:
         if not dist.is_initialized():
             return
         if not failed or self.seat.size == 1:
+            # A thread of Gloo may still hold the group for the exchange that it has just done. If it were the last to
+            # let go, the group would end in this thread, wait for the thread itself, and so abort the process.
+            ENDED[:] = [self.batches, dist.group.WORLD]
             dist.destroy_process_group()
             return
         for group in (self.batches, dist.group.WORLD):  # Gloo's goes on in its threads, and ends with the process
