@@ -92,8 +92,8 @@ def test_auto_decodes_on_the_gpu_where_readers_give_less_than_half(planned: Call
             plan = planned("data.cache=none", cores=cores, reads=reads)
             assert plan.chosen.decode == where, "a measured rate, which differs each time, does not decide"
         gives = rounded(READS * (cores - 1))
-        assert f"decode about {gives} of the 4,700 images/s that the GPU takes" in plan.remarks.why["decode"]
-    assert dict(plan_table.rows(plan))["decode"].startswith("gpu  (auto: 1 reading process decode about")
+        assert f"about {gives} of the 4,700 images/s that the GPU takes" in plan.remarks.why["decode"]
+    assert dict(plan_table.rows(plan))["decode"].startswith("gpu  (auto: 1 reading process decodes about")
 
 
 @pytest.mark.parametrize(

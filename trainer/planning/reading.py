@@ -99,7 +99,8 @@ def choose_decoder(
     if not takes or isinstance(readers, str):
         return "cpu", "how many images/s the GPU takes is not known"
     gives = readers * READS
-    said = f"{counted(readers, 'reading process')} {'decodes' if readers == 1 else 'decode'} about {rounded(gives)} of the {rounded(takes)} images/s"
+    decode = f"{counted(readers, 'reading process')} decode{'s' if readers == 1 else ''}"
+    said = f"{decode} about {rounded(gives)} of the {rounded(takes)} images/s"
     return ("gpu" if gives < WORTH_DECODING * takes else "cpu"), f"{said} that the GPU takes"
 
 
@@ -116,7 +117,8 @@ def shortage(facts: Facts, decode: str, readers: int | str, reads: float, takes:
         ways = [*(["data.decode=gpu"] if not facts.undecodable else []), "data.cache=ram", "data.cache=device", *ways]
     else:
         ways = ["data.cache=device", *ways]
-    gives = f"{counted(readers, 'reading process')} {'gives' if readers == 1 else 'give'} about {rounded(readers * reads)} images/s"
+    gives = f"{counted(readers, 'reading process')} give{'s' if readers == 1 else ''}"
+    gives = f"{gives} about {rounded(readers * reads)} images/s"
     return f"{gives}, and the GPU takes about {rounded(takes)}: try {', '.join(ways[:-1])} or {ways[-1]}"
 
 
