@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ VERBS = {
     "cancel": "RUN ...",
     "resume": "RUN ...",
     "retry": "RUN ...",
-    "runner": "[--idle SECONDS]",
+    "runner": "[--idle SECONDS] [--leave] [--host NAME]",
 }
 START = "python -m trainer"
 SHOWN = 20
@@ -60,13 +61,15 @@ def answer(verb: str, words: Sequence[str]) -> int:
     Raises:
         UserError: there is no such run, or it is not in a state for this.
     """
-    from trainer.service import queue, runner
+    from trainer.service import queue
 
     parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {VERBS[verb]}")
     if verb == "ps":
         parser.add_argument("--all", action="store_true")
     elif verb == "runner":
         parser.add_argument("--idle", type=float, default=None)
+        parser.add_argument("--leave", action="store_true")
+        parser.add_argument("--host", type=_host_name, default=None)
     else:
         if verb == "logs":
             parser.add_argument("-f", "--follow", action="store_true")
@@ -77,16 +80,40 @@ def answer(verb: str, words: Sequence[str]) -> int:
         _print_runs(the_queue, asked.all)
         return 0
     if verb == "runner":
-        lock = runner.only_one(the_queue.folder)
-        if lock is None:
-            raise UserError("runner", f"a runner of {the_queue.folder} runs already")
-        runner.Runner(the_queue).run(asked.idle)
-        return 0
+        return _run_runner(the_queue, asked.idle, asked.leave, asked.host)
     for run in [run for word in asked.runs for run in _named(the_queue, word)]:
         if verb == "logs":
             return _logs(the_queue, run, asked.follow)
         print(_done(the_queue, verb, run), flush=True)
     return 0
+
+
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", text):
+        raise argparse.ArgumentTypeError("letters, digits, -, _ and .")
+    return text
+
+
+def _run_runner(the_queue: Queue, idle_s: float | None, leave: bool, host: str | None) -> int:
+    """Be this host's runner, until there is nothing to do or it is asked to end.
+
+    Raises:
+        UserError: there is one.
+    """
+    import os
+
+    from trainer.service import queue, runner
+
+    if (lock := runner.only_one(the_queue.folder, host)) is None:
+        raise UserError("runner", f"a runner of {the_queue.folder} runs already on this host")
+    one = runner.Runner(the_queue, host=host)
+    while True:
+        one.run(idle_s, leave)
+        os.close(lock)  # who submits from now on starts another one; what came just before is this one's
+        if one.stops or not the_queue.in_states(queue.WAITING):
+            return 0
+        if (lock := runner.only_one(the_queue.folder, host)) is None:  # type: ignore[assignment]
+            return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -129,7 +156,7 @@ def _done(the_queue: Queue, verb: str, run: Run) -> str:
             return f"run {run.number} is asked to end"
         raise UserError(f"cancel {run.number}", f"it is {run.state}", f"{START} resume {run.number}")
     again = {"state": queue.QUEUED, "asked": "", "reason": "", "code": None, "ended": None, "lost": 0, "preempted": 0}
-    if the_queue.move(run.number, queue.OVER, life=0 if verb == "retry" else max(1, run.life), **again):
+    if the_queue.move(run.number, queue.OVER, fresh=run.life + 1 if verb == "retry" else run.fresh, **again):
         start_runner(the_queue.folder)
         return f"run {run.number} is queued again" + (", from its newest checkpoint" if verb == "resume" else "")
     raise UserError(f"{verb} {run.number}", f"it is {run.state}", f"{START} logs -f {run.number}")
@@ -145,6 +172,9 @@ def _shown(run: Run) -> dict[str, object]:
         "run": run.number,
         "state": f"{run.state}{f' ({run.reason})' if run.reason else ''}",
         "command": f"{START} {command(run.words)}",
+        "user": run.user,
+        "code": run.code_version,
+        **({"runs on": f"OTHER CODE: {run.ran_on}"} if run.ran_on not in ("", run.code_version) else {}),
         "folder": run.folder,
         "log": run.log,
         "slots": f"{counted(run.gpus, 'GPU')}, {counted(run.cores, 'core')}, {run.memory >> 20} MiB of memory",

@@ -94,6 +94,8 @@ def submit(
         return show_only(wholly())
     checked = _without_lacks(check(plain, typed, elsewhere=True))
     job = job_of(checked, folder, words, launcher, whole)
+    if launcher.freezes:
+        job = replace(job, frozen=compose.frozen(config))
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
