@@ -264,8 +264,10 @@ class Runner:
         finally:
             os.close(lock)
         self.children.pop(run.number, None)
-        self.asked.pop(run.number, None)
-        self._part_ended(run, files.exit_code())
+        code, was_asked = files.exit_code(), self.asked.pop(run.number, None)
+        if code == 128 + signal.SIGTERM and (was_asked or _stops(run)):  # the signal came before Python took it
+            code = RunPreempted.exit_code
+        self._part_ended(run, code)
 
     def _ask(self, run: Run, files: _Files) -> None:
         """Ask a living part once for what it is to do, and kill it if it does not."""
