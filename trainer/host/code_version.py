@@ -22,7 +22,7 @@ def code_version(started_in: str) -> str:
     Args:
         started_in: the run's working folder, which may hold the user's own classes.
     """
-    found = {}
+    found: dict[str, str] = {}
     for folder in (str(PACKAGE), started_in):
         if len(place := _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()) == 2:
             top, commit = place

@@ -42,7 +42,7 @@ IDLE_S = 60.0
 class LocalQueue(Submitter):
     """launch=queue: a run of this host, started by its runner when its slots are free."""
 
-    engine = runner.ENGINE_NAME
+    engine = queue.OWN
     freezes = True
     schema = QueueLaunch
     options: QueueLaunch

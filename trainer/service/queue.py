@@ -40,6 +40,8 @@ FILE, VERSION = "queue.sqlite", 2
 """The file, and the number of its format."""
 HERE = "localhost"
 """The name of the only host of a queue on a disk of this machine, whose own name may change."""
+OWN = "queue"
+"""The engine of the runs that this queue starts itself."""
 SUBMITTED = "submitted"
 QUEUED, STARTING, RUNNING, PREEMPTED = "queued", "starting", "running", "pre-empted"
 DONE, FAILED, CANCELLED = "done", "failed", "cancelled"
@@ -126,7 +128,7 @@ class Submission:
     started_in: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     config: str = field(default="", repr=False)
-    engine: str = "queue"
+    engine: str = OWN
     user: str = ""
     code_version: str = ""
     key: str | None = None

@@ -42,6 +42,7 @@ from trainer.service.queue import (
     FAILED,
     LEAVE,
     MAKE_ROOM,
+    OWN,
     PREEMPTED,
     RUNNING,
     STARTED,
@@ -55,7 +56,6 @@ from trainer.service.queue import (
 )
 from trainer.service.slots import decide, of_this_host
 
-ENGINE_NAME = "queue"
 POLL_S = 0.2
 HARDER_S = 15.0
 """So long after ``grace_s`` a run that was asked to end is killed."""
@@ -209,7 +209,7 @@ class Runner:
         environment, config = self.queue.start_of(run.number)
         slots, now = run.parts[self.host].slots, code_version(run.started_in)
         environment |= {
-            SUBMITTED: ENGINE_NAME,
+            SUBMITTED: OWN,
             RUN_DIR: run.folder,
             "TRAINER_CODE": str(files.code),
             "CUDA_VISIBLE_DEVICES": ",".join(slots.gpus),
