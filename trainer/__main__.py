@@ -94,7 +94,7 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.cli.arguments import argument_parser, parse, typed_flags
     from trainer.errors import UserError
     from trainer.host import torchrun
-    from trainer.host.engine_tasks import tasks_of
+    from trainer.host.engine_tasks import FROZEN, tasks_of
     from trainer.host.folder_checks import check_working_folder
 
     check_working_folder()
@@ -114,7 +114,7 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.cli.commands import chosen
 
     asking = chosen(args.overrides, args.config_name, typed_flags(args))
-    with compose.hydra_app(args.config_dir) as app, asking as asked:
+    with compose.hydra_app(None if FROZEN in os.environ else args.config_dir) as app, asking as asked:
         config_name, args.overrides = asked.config_name, asked.overrides
         if args.cfg or args.info or args.shell_completion:
             from trainer.cli.show_config import show

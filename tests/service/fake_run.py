@@ -18,16 +18,22 @@ def main() -> int:
     folder, steps = Path(os.environ["TRAINER_RUN_DIR"]), int(sys.argv[4])
     asked = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
-    lock = (folder / "alone").open("w")
+    host = os.environ.get("TRAINER_HOST", "")
+    if host:
+        with (folder / "hosts").open("a") as hosts:
+            print(host, os.environ["TRAINER_HOSTS"], os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], file=hosts)
+    lock = (folder / f"alone{host}").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         (folder / "twice").touch()
         return 1
-    saved, done = folder / "saved", folder / "done"
+    saved, done = folder / f"saved{host}", folder / "done"
     step = int(saved.read_text()) if os.environ.get("TRAINER_RESUME") == "auto" and saved.exists() else 0
     with (folder / "lives").open("a") as lives:
         print(step, os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0)), file=lives)
+    if sys.argv[3] == "fail-second" and host == "1":
+        return 3
     if sys.argv[3] == "fail":
         return steps
     if sys.argv[3] == "deaf":

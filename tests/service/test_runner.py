@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.service.queue import CANCEL, CANCELLED, DONE, FAILED, LEAVE, OVER, QUEUED, RUNNING, Queue, Run, Slots
+from trainer.service.queue import CANCEL, CANCELLED, DONE, FAILED, HERE, LEAVE, OVER, QUEUED, RUNNING, Queue, Run, Slots
 from trainer.service.runner import Runner
 
 TWO = Slots((0, 0 if (os.cpu_count() or 1) < 2 else 1), ("GPU-a", "GPU-b"), 1 << 40)
@@ -113,8 +113,9 @@ def test_so_often_it_may_be_gone_or_pre_empted(queue: Queue, add: Callable[..., 
 def kill_run(queue: Queue, number: int) -> None:
     """Kill all processes of a run, as the kernel does where memory ends."""
     try:
-        os.killpg(int((queue.folder / "runs" / f"{number}.pid").read_text()), signal.SIGKILL)
-    except (OSError, ValueError):
+        group = (queue.folder / "runs" / f"{number}.{HERE}.begun").read_text().split()[0]
+        os.killpg(int(group), signal.SIGKILL)
+    except (OSError, ValueError, IndexError):
         return
 
 

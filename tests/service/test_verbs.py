@@ -33,7 +33,7 @@ def test_submit_is_a_launcher_that_does_not_wait() -> None:
         (("show", "99"), "there is no such run in the queue. Type instead: python -m trainer ps --all"),
         (("logs",), "the following arguments are required"),
         (("submit", "+recipe=digits_lenett"), "Type instead: +recipe=digits_lenet"),
-        (("submit", *DIGITS, "launch.nnodes=2"), "the queue is that of this host"),
+        (("submit", *DIGITS, "launch.nnodes=2"), "the queue has one host"),
         (("submit", *DIGITS, "data.batch_size=0"), "data.batch_size=0"),
     ],
 )

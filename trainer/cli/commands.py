@@ -16,7 +16,7 @@ from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import Interrupted, RunFailed, UserError
-from trainer.host.engine_tasks import COPIES, RESUME, RUN_DIR, SWEEP_DIR, SWEPT
+from trainer.host.engine_tasks import COPIES, FROZEN, OTHER_CODE, RESUME, RUN_DIR, SWEEP_DIR, SWEPT
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
 from trainer.wording import override, typed
@@ -95,7 +95,14 @@ def run_one(
         flags: before the overrides, in the command that repeats the run.
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
-    config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
+    if FROZEN in os.environ:  # what was checked at the submission, whatever has become of its recipe
+        config = compose.thawed(Path(os.environ[FROZEN]), os.environ[RUN_DIR], os.environ.get(RESUME))
+    else:
+        config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
+    if (other := os.environ.get(OTHER_CODE)) and config.verbosity != "quiet":
+        from trainer.terminal.screen import Screen
+
+        Screen().print(f"ATTENTION: {other}", style="bold red")
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 

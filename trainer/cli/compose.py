@@ -76,21 +76,66 @@ def hydra_app(config_dir: str | None = None) -> Iterator[Hydra]:
 
 def _learn_secrets(app: Hydra) -> None:
     """Learn the secrets of every config that Hydra composes, for a job, a sweep or ``--cfg``."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     loader: Any = app.config_loader
     load = loader.load_configuration
 
     def learning(*args: Any, **kwargs: Any) -> Any:
         config = load(*args, **kwargs)
-        with only(config, hydra=False):
-            HERE.learn(values(OmegaConf.to_container(config, resolve=False)))
-            with contextlib.suppress(OmegaConfBaseException):
-                HERE.learn(values(OmegaConf.to_container(config, resolve=True)))
+        _learn(config)
         return config
 
     loader.load_configuration = learning
+
+
+def _learn(config: DictConfig) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with only(config, hydra=False):
+        HERE.learn(values(OmegaConf.to_container(config, resolve=False)))
+        with contextlib.suppress(OmegaConfBaseException):
+            HERE.learn(values(OmegaConf.to_container(config, resolve=True)))
+
+
+def frozen(config: DictConfig) -> str:
+    """Return a composed config as YAML from which :func:`thawed` makes the same again, secrets included."""
+    from omegaconf import OmegaConf
+
+    from trainer.config.run_config import yaml_text
+
+    return yaml_text(OmegaConf.to_container(config, resolve=False, enum_to_str=True), allow_unicode=True)
+
+
+def thawed(file: Path, run_dir: str, resume: str | None) -> DictConfig:
+    """Make the config of :func:`frozen` again, which is as it was, whatever has become of its YAML files.
+
+    Args:
+        run_dir, resume: values of ``hydra.run.dir`` and ``resume.path`` (None: as it was).
+
+    Raises:
+        UserError: the file cannot be read, or an interpolation cannot be resolved.
+    """
+    import yaml
+    from hydra.conf import HydraConf
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        nodes = yaml.load(file.read_text(), Loader=loader)  # a safe one  # nosec B506
+        config = OmegaConf.create({**nodes, "hydra": OmegaConf.structured(HydraConf)})
+        with open_dict(config.hydra):
+            config.hydra.merge_with(nodes["hydra"])
+    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise UserError(str(file), f"the config of the submission cannot be read: {first_line(error)}") from error
+    config.hydra.run.dir = literal(run_dir)
+    if resume:
+        config.resume.path = resume
+    _learn(config)
+    place(config)
+    place(config, Path(run_dir))
+    check_sources(config)
+    return config
 
 
 def write_config(path: Path, config: Any) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer.errors import UserError
+from trainer.terminal import streams
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -24,9 +26,11 @@ VERBS = {
     "cancel": "RUN ...",
     "resume": "RUN ...",
     "retry": "RUN ...",
-    "runner": "[--idle SECONDS]",
+    "runner": "[--idle SECONDS] [--leave] [--host NAME]",
 }
 START = "python -m trainer"
+NAME = 24
+"""Letters of a name that ``ps`` shows."""
 SHOWN = 20
 """Runs that ``ps`` shows without ``--all``, besides those that wait or live."""
 
@@ -60,23 +64,21 @@ def answer(verb: str, words: Sequence[str]) -> int:
     Raises:
         UserError: there is no such run, or it is not in a state for this.
     """
-    from trainer.service import queue, runner
+    from trainer.service import queue
 
     asked = parsed(verb, words)
     the_queue = queue.Queue()
     if verb == "ps":
-        _print_runs(the_queue, asked.all)
+        with streams.answering():
+            _print_runs(the_queue, asked.all)
         return 0
     if verb == "runner":
-        lock = runner.only_one(the_queue.folder)
-        if lock is None:
-            raise UserError("runner", f"a runner of {the_queue.folder} runs already")
-        runner.Runner(the_queue).run(asked.idle)
-        return 0
-    for run in [run for word in asked.runs for run in _named(the_queue, word)]:
-        if verb == "logs":
-            return _logs(the_queue, run, asked.follow)
-        print(_done(the_queue, verb, run), flush=True)
+        return _run_runner(the_queue, asked.idle, asked.leave, asked.host)
+    with streams.answering():
+        for run in [run for word in asked.runs for run in _named(the_queue, word)]:
+            if verb == "logs":
+                return _logs(the_queue, run, asked.follow)
+            print(_done(the_queue, verb, run), flush=True)
     return 0
 
 
@@ -91,11 +93,41 @@ def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("--all", action="store_true")
     elif verb == "runner":
         parser.add_argument("--idle", type=float, default=None)
+        parser.add_argument("--leave", action="store_true")
+        parser.add_argument("--host", type=_host_name, default=None)
     else:
         if verb == "logs":
             parser.add_argument("-f", "--follow", action="store_true")
         parser.add_argument("runs", nargs="+" if verb in ("cancel", "resume", "retry") else 1)
     return parser.parse_args(words)
+
+
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", text):
+        raise argparse.ArgumentTypeError("letters, digits, -, _ and .")
+    return text
+
+
+def _run_runner(the_queue: Queue, idle_s: float | None, leave: bool, host: str | None) -> int:
+    """Be this host's runner, until there is nothing to do or it is asked to end.
+
+    Raises:
+        UserError: there is one.
+    """
+    import os
+
+    from trainer.service import queue, runner
+
+    if (lock := runner.only_one(the_queue.folder, host)) is None:
+        raise UserError("runner", f"a runner of {the_queue.folder} runs already on this host")
+    one = runner.Runner(the_queue, host=host)
+    while True:
+        one.run(idle_s, leave)
+        os.close(lock)  # who submits from now on starts another one; what came just before is this one's
+        if one.stops or not the_queue.in_states(queue.WAITING):
+            return 0
+        if (lock := runner.only_one(the_queue.folder, host)) is None:  # type: ignore[assignment]
+            return 0
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,18 +162,64 @@ def _done(the_queue: Queue, verb: str, run: Run) -> str:
     from trainer.service import queue
     from trainer.service.engine import start_runner
 
+    if run.engine != queue.OWN and verb != "show":
+        return _done_elsewhere(the_queue, verb, run)
     if verb == "show":
+        run = _asked(the_queue, run)
         return "\n".join(f"{name:<12}{value}" for name, value in _shown(run).items())
     if verb == "cancel":
         if the_queue.move(run.number, (*queue.WAITING, *queue.ALIVE), asked=queue.CANCEL):
             start_runner(the_queue.folder)
             return f"run {run.number} is asked to end"
         raise UserError(f"cancel {run.number}", f"it is {run.state}", f"{START} resume {run.number}")
-    again = {"state": queue.QUEUED, "asked": "", "reason": "", "code": None, "ended": None, "lost": 0, "preempted": 0}
-    if the_queue.move(run.number, queue.OVER, life=0 if verb == "retry" else max(1, run.life), **again):
+    again: dict[str, Any] = {
+        "state": queue.QUEUED,
+        "asked": "",
+        "reason": "",
+        "code": None,
+        "ended": None,
+        "lost": 0,
+        "preempted": 0,
+    }
+    if the_queue.move(run.number, queue.OVER, fresh=run.life + 1 if verb == "retry" else run.fresh, **again):
         start_runner(the_queue.folder)
         return f"run {run.number} is queued again" + (", from its newest checkpoint" if verb == "resume" else "")
     raise UserError(f"{verb} {run.number}", f"it is {run.state}", f"{START} logs -f {run.number}")
+
+
+def _done_elsewhere(the_queue: Queue, verb: str, run: Run) -> str:
+    """Do what ``cancel`` asks for with a run that another engine has.
+
+    Raises:
+        UserError: it has ended, or the engine does not answer; or the verb is another one.
+    """
+    from trainer.config.redact import command
+    from trainer.launch.engines.contract import Unreachable
+    from trainer.service import elsewhere, queue
+
+    now = elsewhere.asked(the_queue, run)
+    if verb != "cancel":
+        instead = f"{START} {command(run.words)} resume=auto"
+        raise UserError(f"{verb} {run.number}", f"it is a run of {run.engine}, and {now.state}", instead)
+    handle = None if now.state in queue.OVER else elsewhere.handle_of(the_queue, run)
+    if handle is None:
+        raise UserError(f"cancel {run.number}", f"it is {now.state}", f"{START} show {run.number}")
+    try:
+        handle.cancel()
+    except Unreachable as error:
+        raise UserError(f"cancel {run.number}", f"{run.engine} does not answer: {error}", handle.cancels) from error
+    return f"run {run.number} is cancelled: {handle.name}"
+
+
+def _asked(the_queue: Queue, run: Run) -> Run:
+    """A run with the state that its engine says, where that is not the queue."""
+    from trainer.service import queue
+
+    if run.state != queue.SUBMITTED:
+        return run
+    from trainer.service import elsewhere
+
+    return elsewhere.asked(the_queue, run)
 
 
 def _shown(run: Run) -> dict[str, object]:
@@ -154,6 +232,9 @@ def _shown(run: Run) -> dict[str, object]:
         "run": run.number,
         "state": f"{run.state}{f' ({run.reason})' if run.reason else ''}",
         "command": f"{START} {command(run.words)}",
+        "user": run.user,
+        "code": run.code_version,
+        **({"runs on": f"OTHER CODE: {run.ran_on}"} if run.ran_on not in ("", run.code_version) else {}),
         "folder": run.folder,
         "log": run.log,
         "slots": f"{counted(run.gpus, 'GPU')}, {counted(run.cores, 'core')}, {run.memory >> 20} MiB of memory",
@@ -167,19 +248,42 @@ def _shown(run: Run) -> dict[str, object]:
 
 
 def _print_runs(the_queue: Queue, everything: bool) -> None:
+    import shutil
+
     from trainer.service import queue
 
     over = [run for run in the_queue.newest(10**9 if everything else SHOWN) if run.state in queue.OVER]
-    rows = [*over, *the_queue.in_states(queue.ALIVE), *the_queue.in_states(queue.WAITING)]
+    elsewhere = [_asked(the_queue, run) for run in the_queue.in_states((queue.SUBMITTED,))]
+    rows = [*over, *elsewhere, *the_queue.in_states(queue.ALIVE), *the_queue.in_states(queue.WAITING)]
     if not rows:
         print(f"no runs in {the_queue.folder}")
         return
-    print(f"{'run':>5}  {'state':<11}{'for':>8}  {'name':<24}{'slots':<20}why")
-    now = time.time()
+    hosts, now = the_queue.hosts(), time.time()
+    wide = sys.stdout.isatty() and shutil.get_terminal_size().columns
+    of_users = len({run.user for run in rows}) > 1
+    cells = [("run", "state", "for", "name", *(["user"] * of_users), "slots", "why")]
     for run in rows:
-        since = (run.ended or now) - (run.began or run.submitted)
-        slots = f"{counted(run.gpus, 'GPU')}, {counted(run.cores, 'core')}" if run.gpus else counted(run.cores, "core")
-        print(f"{run.number:>5}  {run.state:<11}{_for(since):>8}  {run.name[:23]:<24}{slots:<20}{run.reason}".rstrip())
+        since = max(0.0, (run.ended or now) - (run.began or run.submitted))
+        silent = [host for host in run.parts if host not in hosts and run.state in queue.ALIVE]
+        why = f"no runner on {', '.join(silent)}" if silent and not run.reason else run.reason
+        name, slots = run.name if len(run.name) <= NAME else f"{run.name[: NAME - 3]}...", _slots_of(run)
+        cells.append((str(run.number), run.state, _for(since), name, *([run.user] * of_users), slots, why))
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = f"{row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  " + "  ".join(
+            f"{cell:<{width}}" for cell, width in zip(row[3:], widths[3:], strict=True)
+        )
+        line = line.rstrip()
+        print(line if not wide or len(line) <= wide else f"{line[: wide - 3]}...")
+
+
+def _slots_of(run: Run) -> str:
+    from trainer.service import queue
+
+    here = counted(run.cores, "core")
+    slots = f"{counted(run.gpus, 'GPU')}, {here}" if run.gpus else here
+    shown = slots if run.hosts == 1 else f"{counted(run.hosts, 'host')} of {slots}"
+    return shown if run.engine == queue.OWN else f"{run.engine}: {shown}"
 
 
 def _for(seconds: float) -> str:
@@ -193,15 +297,21 @@ def _logs(the_queue: Queue, run: Run, follow: bool) -> int:
     from trainer.launch.engines.engine_folder import LogReader
     from trainer.service import queue
 
-    reader = LogReader(Path(run.log))
+    read = LogReader(Path(run.log)).lines
+    if run.state == queue.SUBMITTED:
+        from trainer.service import elsewhere
+
+        if (handle := elsewhere.handle_of(the_queue, run)) is not None:
+            read = handle.lines
     while True:
         now = the_queue.run(run.number)
+        now = None if now is None else _asked(the_queue, now)
         over = now is None or now.state in queue.OVER
-        for text in reader.lines():
+        for text in read():
             sys.stdout.write(text)
         sys.stdout.flush()
         if not follow or over:
-            for text in reader.lines():  # a last line without an end
+            for text in read():  # a last line without an end
                 sys.stdout.write(text)
             return 0 if not follow or now is None else now.code or 0
-        time.sleep(0.3)
+        time.sleep(0.3 if run.engine == queue.OWN else 2.0)

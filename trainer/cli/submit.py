@@ -94,6 +94,8 @@ def submit(
         return show_only(wholly())
     checked = _without_lacks(check(plain, typed, elsewhere=True))
     job = job_of(checked, folder, words, launcher, whole)
+    if launcher.freezes:
+        job = replace(job, frozen=compose.frozen(config))
     if text := launcher.printed(job):
         sys.stdout.write(text)
         return Result("planned", str(folder), mode=checked.config.mode)
@@ -253,11 +255,23 @@ def followed(handle: Handle, job: Job, launcher: Submitter, commands: Commands, 
     if launcher.options.wait or is_over:
         _follow(handle, job)
         return True
+    if not launcher.freezes:
+        _note(launcher, job, handle)
     if job.copies:
         out.print(f"Its files come to {job.copies}; the command that follows it brings them here", soft_wrap=True)
     if handle.follows:
         out.print(f"follow    {handle.follows}", soft_wrap=True)
     return False
+
+
+def _note(launcher: Submitter, job: Job, handle: Handle) -> None:
+    """Let ``python -m trainer ps`` show a job that this command does not follow. Without it the job runs as well."""
+    from trainer.service import elsewhere
+
+    try:
+        elsewhere.note(launcher, job, handle.log)
+    except (UserError, RunFailed) as error:
+        _warn(f"ATTENTION: python -m trainer ps does not show it: {error}")
 
 
 def _follow(handle: Handle, job: Job) -> None:

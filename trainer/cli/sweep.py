@@ -301,7 +301,8 @@ class Sweep:
             shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             copies = copies_of(point.ready.checked.config, folder, whole) if job.copies else ""
             words = (*job.words[: len(job.words) - len(self.overrides)], *point.overrides)
-            elements.append(Element(words, folder, command(map(text, shown)), copies))
+            frozen = compose.frozen(point.config) if launcher.freezes else ""
+            elements.append(Element(words, folder, command(map(text, shown)), copies, frozen))
         swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
         some = tuple(numbers) if len(numbers) < len(self.points) else ()
         held = bool(recorded_by(checked.config))

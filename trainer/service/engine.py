@@ -1,8 +1,9 @@
-"""launch=queue: the command waits in the queue of this machine until there are slots for it."""
+"""launch=queue: the command waits in the queue until there are slots for it."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from trainer.config.schema.run import QueueLaunch
 from trainer.errors import UserError
+from trainer.host.code_version import code_version
 from trainer.host.engine_tasks import SWEEP_DIR, SWEPT
 from trainer.launch.engines.contract import (
     ENDED,
@@ -27,7 +29,8 @@ from trainer.launch.engines.contract import (
 )
 from trainer.launch.engines.engine_folder import CODE, LOG, LogReader, SubmittedJob, memory_of, shell_words
 from trainer.launch.engines.submission import outside_of_tasks
-from trainer.service import queue, runner
+from trainer.planning.run_secret import LEAST, VARIABLE
+from trainer.service import queue, runner, slots
 from trainer.service.queue import Run, Submission
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -39,7 +42,8 @@ IDLE_S = 60.0
 class LocalQueue(Submitter):
     """launch=queue: a run of this host, started by its runner when its slots are free."""
 
-    engine = runner.ENGINE_NAME
+    engine = queue.OWN
+    freezes = True
     schema = QueueLaunch
     options: QueueLaunch
 
@@ -82,14 +86,25 @@ class LocalQueue(Submitter):
                 return Living(QueuedRun(the_queue, run.number), before.words, folder.parent, {}, asked_to_end)
         return None
 
+    def concerns(self, job: Job) -> list[str]:
+        run = self._runs(job)[0]
+        hosts = queue.hosts_there() or {queue.this_host(queue.home()): slots.of_this_host()}
+        if len(slots.fitting(hosts, run)) >= run.hosts:
+            return []
+        return [f"it waits until there are slots for it: {slots.never(hosts, run)}"]
+
     def _runs(self, job: Job) -> list[Submission]:
-        if job.hosts > 1:
-            why = "a run of several hosts needs an engine that has them: the queue is that of this host"
-            raise UserError(f"launch.nnodes={job.hosts}", why, "launch.nnodes=1, or launch=slurm")
-        job.refuse_range("the queue is that of this host")
+        job.refuse_range("the queue gives a run all of its hosts at once")
+        if job.hosts > 1 and not queue.is_shared(queue.home()) and len(queue.hosts_there()) < job.hosts:
+            why = f"the queue has one host: {queue.HOME}={queue.home()} is on a disk of this machine"
+            instead = f"{queue.HOME}=FOLDER on a disk that the hosts share, with a runner on each; or launch=slurm"
+            raise UserError(f"launch.nnodes={job.hosts}", why, instead)
         if job.setup:
             raise UserError("launch.setup", "is for engines with a batch script", "~launch.setup")
         number, unit = memory_of(job.needs.memory) if job.needs.memory else ("0", "K")
+        environment = outside_of_tasks()
+        if job.hosts > 1:
+            environment.setdefault(VARIABLE, secrets.token_hex(LEAST))
         whole = Submission(
             name=job.name,
             folder=str(job.folder),
@@ -97,10 +112,14 @@ class LocalQueue(Submitter):
             words=list(job.words),
             command=list(job.command),
             started_in=job.started_in,
-            environment=outside_of_tasks(),
+            environment=environment,
+            config=job.frozen,
+            user=queue.user(),
+            code_version=code_version(job.started_in),
             key=self.options.once,
             priority=self.options.priority,
-            cores=job.needs.cores or self._cores((job.workers or 1) + job.servers),
+            hosts=job.hosts,
+            cores=job.needs.cores or self._cores(job),
             gpus=job.needs.gpus or 0,
             memory=int(float(number) * UNITS.get(unit, 1)),
             grace_s=job.grace_s,
@@ -109,7 +128,7 @@ class LocalQueue(Submitter):
         )
         if not job.points:
             return [whole]
-        of_sweep = {**whole.environment, SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
+        of_sweep = {**environment, SWEEP_DIR: str(job.folder), SWEPT: ",".join(job.swept)}
         return [
             replace(
                 whole,
@@ -118,6 +137,7 @@ class LocalQueue(Submitter):
                 log=str(point.folder / ENGINE / LOG),
                 words=list(point.words),
                 environment=of_sweep,
+                config=point.frozen,
                 key=None,
                 sweep=0,
                 parallel=job.parallel,
@@ -125,9 +145,10 @@ class LocalQueue(Submitter):
             for point in job.points
         ]
 
-    def _cores(self, processes: int) -> int:
-        """The cores of a run that names none: one for each process, within this host's."""
-        return min(processes, len(os.sched_getaffinity(0)))
+    def _cores(self, job: Job) -> int:
+        """The cores on a host of a run that names none: one for each process there, within this host's."""
+        processes = (job.workers or job.hosts) + job.servers
+        return min(-(-processes // job.hosts), len(os.sched_getaffinity(0)))
 
 
 def start_runner(folder: Path) -> None:
@@ -138,7 +159,7 @@ def start_runner(folder: Path) -> None:
     with (folder / "runner.log").open("ab") as log:
         subprocess.Popen(  # ourselves  # nosec B603
             [sys.executable, "-m", "trainer", "runner", "--idle", str(IDLE_S)],
-            env={**os.environ, queue.HOME: str(folder)},
+            env={**outside_of_tasks(), queue.HOME: str(folder)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,15 +1,15 @@
-"""The runner: one process per host that starts queued runs into slots, and follows them to their end.
+"""The runner: one process on each host that starts queued runs into slots, and follows them to their end.
 
 A run is an ordinary ``python -m trainer`` below a small shell, which leaves the exit code in a file whatever becomes of
-the runner. Both hold a lock on ``runs/NUMBER.alive`` from before they exist until they are gone, as does whatever they
-have started. So a new runner sees by the lock alone whether a run lives:
+the runner. Both hold a lock on ``runs/NUMBER.HOST.alive`` from before they exist until they are gone, as does whatever
+they have started; and the shell notes the life that it began. So a new runner sees whether a part of a run lives:
 
-    starting, lock free   the runner before died before there was a process: queued again
-    starting or running, lock held   it lives: followed
-    running, lock free, exit code    it has ended
-    running, lock free, none         killed, or the host has restarted: pre-empted, at most ``max_lost`` times
+    assigned, lock free, not begun   the runner before died before there was a process: started
+    begun, lock held                 it lives: followed
+    begun, lock free, exit code      it has ended
+    begun, lock free, none           killed, or the host has restarted: pre-empted, at most ``max_lost`` times
 
-A run that has become the runner's child or not makes no difference: it is followed by lock and file.
+A run that has become the runner's child or not makes no difference: it is followed by lock and files.
 """
 
 from __future__ import annotations
@@ -19,95 +19,141 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trainer.errors import Interrupted, RunPreempted
-from trainer.host.engine_tasks import RESUME, RUN_DIR, SUBMITTED
+from trainer.errors import Interrupted, RunFailed, RunPreempted
+from trainer.host import private
+from trainer.host.code_version import code_version
+from trainer.host.engine_tasks import FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.engine_folder import CODE
 from trainer.service.queue import (
     ALIVE,
+    ASSIGNED,
     CANCEL,
     CANCELLED,
     DONE,
+    ENDED,
     FAILED,
     LEAVE,
     MAKE_ROOM,
+    OWN,
     PREEMPTED,
-    QUEUED,
     RUNNING,
+    STARTED,
     STARTING,
     WAITING,
+    Part,
     Queue,
     Run,
     Slots,
+    this_host,
 )
 from trainer.service.slots import decide, of_this_host
 
-ENGINE_NAME = "queue"
 POLL_S = 0.2
 HARDER_S = 15.0
 """So long after ``grace_s`` a run that was asked to end is killed."""
+BEAT_S = 5.0
+"""Between two signs of life of a runner."""
 SHELL = (
     'trap : TERM INT USR1 HUP; "$@"; code=$?; echo $code >"$TRAINER_CODE.new" && mv "$TRAINER_CODE.new" "$TRAINER_CODE"'
 )
 """Runs a command and leaves its exit code in a file. It waits for the command whatever signal comes."""
-LOCK = "runner.lock"
+BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Runner:
-    """Moves the runs of a queue.
+    """Moves the runs of a queue that are, or are to be, on this host.
 
     Args:
-        slots: of this host; None: all that it has.
+        slots: of this host; None: all that it has. host: its name in the queue; None: its own.
     """
 
-    def __init__(self, queue: Queue, slots: Slots | None = None) -> None:
+    def __init__(self, queue: Queue, slots: Slots | None = None, host: str | None = None) -> None:
         self.queue, self.slots = queue, of_this_host() if slots is None else slots
+        self.host = this_host(queue.folder) if host is None else host
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.asked: dict[int, tuple[str, float]] = {}
-        self.stops = False
+        self.boot = BOOT.read_text().strip() if BOOT.exists() else ""
+        self.beaten = float("-inf")
+        self.stops = 0
+        self.said = ""
 
-    def run(self, idle_s: float | None = None) -> None:
-        """Move runs until SIGTERM; or, with ``idle_s``, until nothing has waited or lived for so many seconds.
+    def run(self, idle_s: float | None = None, leave: bool = False) -> None:
+        """Move runs until SIGTERM or Ctrl-C; or, with ``idle_s``, until none has waited or lived for so many seconds.
 
-        SIGTERM leaves the runs alone: they go on, and the next runner follows them.
+        Then this host's runs save and wait for the next runner; with ``leave``, or after a second signal, they go on,
+        and the next runner follows them.
         """
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         busy = time.monotonic()
         try:
             while not self.stops:
-                if self.turn():
+                if self._turned():
                     busy = time.monotonic()
                 elif idle_s is not None and time.monotonic() - busy > idle_s:
-                    return
+                    break
+                time.sleep(POLL_S)
+            with suppress(RunFailed):
+                self.queue.beat(self.host, None)
+            while self.stops == 1 and not leave and self._saves():
                 time.sleep(POLL_S)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
     def _stop(self, number: int, frame: object) -> None:
-        self.stops = True
+        self.stops += 1
+
+    def _turned(self) -> bool:
+        """Turn, and go on where the queue's file cannot be written now; returns whether any run waits or lives."""
+        try:
+            busy = self.turn()
+        except RunFailed as error:
+            if str(error) != self.said:
+                print(f"waits: {error}", file=sys.stderr, flush=True)
+            self.said = str(error)
+            return True
+        self.said = ""
+        return busy
+
+    def _saves(self) -> bool:
+        """Ask this host's runs to save and wait, and follow them; returns whether any still lives."""
+        with suppress(RunFailed):
+            for run in self._here():
+                if not run.asked:
+                    self.queue.move(run.number, ALIVE, asked=MAKE_ROOM)
+            for run in self._here():
+                self._follow(run)
+            return bool(self._here())
+        return True
+
+    def _here(self) -> list[Run]:
+        """The living runs that have a part on this host which has not ended."""
+        return [
+            run for run in self.queue.in_states(ALIVE) if self.host in run.parts and run.parts[self.host].state != ENDED
+        ]
 
     def turn(self) -> bool:
         """Look at all runs once, and move those that can be; returns whether any waits or lives."""
-        for run in self.queue.in_states(ALIVE):
+        if time.monotonic() - self.beaten > BEAT_S:
+            self.queue.beat(self.host, self.slots)
+            self.beaten = time.monotonic()
+        for run in self._here():
             self._follow(run)
         waiting = [run for run in self.queue.in_states(WAITING) if not self._cancelled(run)]
-        alive = self.queue.in_states(ALIVE)
-        plan = decide(self.slots, waiting, alive)
-        for run in waiting:
-            if (reason := plan.reasons.get(run.number, run.reason)) != run.reason:
-                self.queue.move(run.number, WAITING, reason=reason)
-        for number in plan.stop:
-            self.queue.move(number, (RUNNING,), asked=MAKE_ROOM)
-        for run in waiting:
-            if (slots := plan.start.get(run.number)) is not None:
-                self._start(run, slots)
-        return bool(waiting or alive)
+        if waiting:
+            self._assign()
+            for run in self._here():
+                if run.parts[self.host].state == ASSIGNED:
+                    self._follow(run)
+        return bool(waiting or self.queue.in_states(ALIVE))
 
     def _cancelled(self, run: Run) -> bool:
         if run.asked not in (CANCEL, LEAVE):
@@ -115,46 +161,74 @@ class Runner:
         self._end(run, CANCELLED, Interrupted.exit_code, "while it waited")
         return True
 
+    def _assign(self) -> None:
+        """Give slots to runs that wait, on any host, and ask others to make room. Runners do this one at a time."""
+        with self.queue.change():
+            waiting, alive = self.queue.in_states(WAITING), self.queue.in_states(ALIVE)
+            plan = decide({**self.queue.hosts(), self.host: self.slots}, waiting, alive)
+            for run in waiting:
+                if (slots := plan.start.get(run.number)) is not None:
+                    parts = {host: Part(one) for host, one in slots.items()}
+                    life = {"life": run.life + 1, "began": time.time()}
+                    self.queue.set(run.number, state=STARTING, reason="", parts=parts, **life)
+                elif (reason := plan.reasons.get(run.number, run.reason)) != run.reason:
+                    self.queue.set(run.number, reason=reason)
+            for number in plan.stop:
+                self.queue.set(number, asked=MAKE_ROOM)
+
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _start(self, run: Run, slots: Slots) -> None:
-        files = _Files(self.queue.folder, run.number)
-        lock = files.held()
-        if lock is None:  # its last life has not wholly gone
-            return
-        try:
-            files.code.unlink(missing_ok=True)
-            files.pid.unlink(missing_ok=True)
-            if not self.queue.move(
-                run.number, WAITING, state=STARTING, reason="", slots=slots, life=run.life + 1, began=time.time()
-            ):
-                return
-            log = os.open(run.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                child = self._process(run, slots, files, lock, log)
-            finally:
-                os.close(log)
-        except OSError as error:
-            self._end(run, FAILED, 1, f"could not be started: {error.strerror}: {error.filename}")
-            return
-        finally:
-            os.close(lock)
-        self.children[run.number] = child
-        self.queue.move(run.number, (STARTING,), state=RUNNING)
+    def _begin(self, run: Run, files: _Files, lock: int) -> None:
+        """Start this host's part of a run.
 
-    def _process(self, run: Run, slots: Slots, files: _Files, lock: int, log: int) -> subprocess.Popen[bytes]:
-        environment = {
-            **run.environment,
-            SUBMITTED: ENGINE_NAME,
+        Args:
+            lock: of the part, which its processes inherit.
+        """
+        first = next(iter(run.parts))
+        if self.host == first and run.hosts > 1:
+            self._set_part(run, meeting=_meeting())
+        elif self.host != first and not run.parts[first].meeting:
+            return  # the first host says where to meet
+        number = list(run.parts).index(self.host)
+        log = Path(run.log) if number == 0 else Path(run.log).with_name(f"host.{number}.log")
+        try:
+            files.clear()
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            try:
+                child = self._process(run, number, files, lock, descriptor)
+            finally:
+                os.close(descriptor)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+            self._part_ended(run, 1, f"could not be started: {said}")
+            return
+        self.children[run.number] = child
+        self._set_part(run, state=STARTED, boot=self.boot)
+
+    def _process(self, run: Run, number: int, files: _Files, lock: int, log: int) -> subprocess.Popen[bytes]:
+        environment, config = self.queue.start_of(run.number)
+        slots, now = run.parts[self.host].slots, code_version(run.started_in)
+        environment |= {
+            SUBMITTED: OWN,
             RUN_DIR: run.folder,
             "TRAINER_CODE": str(files.code),
             "CUDA_VISIBLE_DEVICES": ",".join(slots.gpus),
         }
-        if run.life:
+        if config:
+            private.write(files.config, config)
+            environment[FROZEN] = str(files.config)
+        if run.code_version and now != run.code_version:
+            environment[OTHER_CODE] = f"submitted with other code ({run.code_version}) than it runs on ({now})"
+        if run.life > run.fresh:
             environment[RESUME] = "auto"
-        keep = f"echo $$ >{shlex.quote(str(files.pid))}; "
+        if run.hosts > 1:
+            there = self.queue.run(run.number) or run
+            address, _, port = next(iter(there.parts.values())).meeting.rpartition(":")
+            environment |= {HOSTS: str(run.hosts), HOST: str(number), "MASTER_ADDR": address, "MASTER_PORT": port}
+        self.queue.set(run.number, ran_on=now)
+        begins = f"echo $$ {run.life} >{shlex.quote(str(files.begun))}; "
         return subprocess.Popen(  # the words of the user's own command  # nosec B603
-            ["/bin/sh", "-c", keep + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
+            ["/bin/sh", "-c", begins + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
             cwd=run.started_in,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -168,44 +242,86 @@ class Runner:
     # -- follow --------------------------------------------------------------------------------------------------------
 
     def _follow(self, run: Run) -> None:
-        """Move a run that had processes when it was looked at last."""
+        """Move this host's part of a run, which has not ended as far as the queue knows."""
         if (child := self.children.get(run.number)) is not None:
             child.poll()  # or it stays a zombie
-        files = _Files(self.queue.folder, run.number)
-        if (lock := files.held()) is None:
-            if run.state == STARTING:
-                self.queue.move(run.number, (STARTING,), state=RUNNING)
-            self._ask(run, files)
+        files, part = _Files(self.queue.folder, run.number, self.host), run.parts[self.host]
+        lock = files.held()
+        has_begun = files.life() == run.life
+        if lock is None:
+            if has_begun and part.state == ASSIGNED:
+                self._set_part(run, state=STARTED, boot=self.boot)
+            if has_begun:
+                self._ask(run, files)
             return
-        os.close(lock)
+        try:
+            if part.state == ASSIGNED and not has_begun:
+                if _stops(run):
+                    self._part_ended(run, RunPreempted.exit_code)
+                else:
+                    self._begin(run, files, lock)
+                return
+        finally:
+            os.close(lock)
         self.children.pop(run.number, None)
-        self.asked.pop(run.number, None)
-        code = files.exit_code()
-        if code is None and run.state == STARTING:
-            self.queue.move(run.number, (STARTING,), state=QUEUED, slots=Slots())
-        elif code is None:
-            self._lost(run)
-        elif run.asked == CANCEL:
-            self._end(run, CANCELLED, Interrupted.exit_code, "")
-        elif code == RunPreempted.exit_code and run.asked != LEAVE:
-            self._preempted(run)
-        else:
-            self._end(run, DONE if code == 0 else FAILED, code, "" if code == 0 else f"exit code {code}")
+        code, was_asked = files.exit_code(), self.asked.pop(run.number, None)
+        if code == 128 + signal.SIGTERM and (was_asked or _stops(run)):  # the signal came before Python took it
+            code = RunPreempted.exit_code
+        self._part_ended(run, code)
 
     def _ask(self, run: Run, files: _Files) -> None:
-        """Ask a living run once for what it is to do, and kill it if it does not."""
-        if not run.asked:
+        """Ask a living part once for what it is to do, and kill it if it does not."""
+        if not (what := _stops(run)):
             return
-        what, since = self.asked.get(run.number, ("", 0.0))
-        if what != run.asked:
+        before, since = self.asked.get(run.number, ("", 0.0))
+        if what != before:
             if files.signal(signal.SIGTERM):
-                self.asked[run.number] = (run.asked, time.monotonic())
+                self.asked[run.number] = (what, time.monotonic())
         elif time.monotonic() - since > run.grace_s + HARDER_S:
             files.signal(signal.SIGKILL)
 
-    def _lost(self, run: Run) -> None:
+    def _set_part(self, run: Run, **values: object) -> None:
+        """Change this host's part of a run, which is running once all its parts have been started."""
+        with self.queue.change():
+            now = self.queue.run(run.number)
+            if now is None or self.host not in now.parts or now.life != run.life:
+                return
+            parts = {**now.parts, self.host: replace(now.parts[self.host], **values)}  # type: ignore[arg-type]
+            is_waiting = any(part.state == ASSIGNED for part in parts.values())
+            self.queue.set(run.number, parts=parts, state=STARTING if is_waiting else RUNNING)
+
+    def _part_ended(self, run: Run, code: int | None, reason: str = "") -> None:
+        """This host's part has ended, with this exit code or without one; the last one ends the life of the run."""
+        restarted = code is None and run.parts[self.host].boot not in ("", self.boot)
+        self._set_part(run, state=ENDED, code=code)
+        now = self.queue.run(run.number)
+        if now is None or now.life != run.life or now.state not in ALIVE:
+            return
+        if any(part.state != ENDED for part in now.parts.values()):
+            if reason:
+                self.queue.move(run.number, ALIVE, reason=reason)
+            return
+        codes = [part.code for part in now.parts.values()]
+        failed = next((code for code in codes if code not in (None, 0, RunPreempted.exit_code)), None)
+        reason = reason or now.reason
+        if None in codes:
+            self._lost(now, restarted)
+        elif now.asked == CANCEL:
+            self._end(now, CANCELLED, Interrupted.exit_code, "")
+        elif failed is not None:
+            self._end(now, FAILED, failed, reason or f"exit code {failed}")
+        elif RunPreempted.exit_code not in codes:
+            self._end(now, DONE, 0, "")
+        elif now.asked == LEAVE:
+            self._end(now, FAILED, RunPreempted.exit_code, f"exit code {RunPreempted.exit_code}")
+        else:
+            self._preempted(now)
+
+    def _lost(self, run: Run, restarted: bool) -> None:
         if run.asked in (CANCEL, LEAVE):
             self._end(run, CANCELLED, Interrupted.exit_code, "killed")
+        elif restarted:
+            self._wait_again(run, "the host has restarted")
         elif run.lost >= run.max_lost:
             self._end(run, FAILED, 137, f"its processes were gone {run.lost + 1} times without an exit code")
         else:
@@ -218,26 +334,60 @@ class Runner:
             self._wait_again(run, "", preempted=run.preempted + 1)
 
     def _wait_again(self, run: Run, reason: str, **counts: int) -> None:
-        self.queue.move(run.number, ALIVE, state=PREEMPTED, reason=reason, slots=Slots(), asked="", **counts)
+        values = {"state": PREEMPTED, "reason": reason, "parts": {}, "asked": "", **counts}
+        self.queue.move(run.number, ALIVE, run.life, **values)
 
     def _end(self, run: Run, state: str, code: int, reason: str) -> None:
         """The run has ended with this exit code."""
-        Path(run.folder, ENGINE, CODE).write_text(f"{code}\n")
-        self.queue.move(
-            run.number, (*ALIVE, *WAITING), state=state, reason=reason, code=code, slots=Slots(), ended=time.time()
-        )
+        with suppress(OSError):  # its folder is gone, or the disk is full: the queue has the code
+            Path(run.folder, ENGINE, CODE).write_text(f"{code}\n")
+        values = {"state": state, "reason": reason, "code": code, "parts": {}, "ended": time.time()}
+        self.queue.move(run.number, (*ALIVE, *WAITING), run.life, **values)
+        _Files(self.queue.folder, run.number, self.host).config.unlink(missing_ok=True)
+
+
+def _stops(run: Run) -> str:
+    """What a living part is to stop for: what its run is asked for, or that another part has ended in vain."""
+    others = any(part.state == ENDED and part.code != 0 for part in run.parts.values())
+    return run.asked or ("another host" if others else "")
+
+
+def _meeting() -> str:
+    """Address and free port of this host where the hosts of a run meet."""
+    from trainer.host import addresses
+
+    own = addresses.address()
+    return f"{own}:{addresses.free_port(own)}"
 
 
 class _Files:
-    """The files of a run in the queue's folder."""
+    """The files of a run's part in the queue's folder."""
 
-    def __init__(self, home: Path, number: int) -> None:
-        self.alive = home / "runs" / f"{number}.alive"
-        self.code, self.pid = self.alive.with_suffix(".code"), self.alive.with_suffix(".pid")
+    def __init__(self, home: Path, number: int, host: str) -> None:
+        stem = f"{home}/runs/{number}.{host}"
+        self.alive, self.code, self.begun = Path(f"{stem}.alive"), Path(f"{stem}.code"), Path(f"{stem}.begun")
+        self.config = Path(f"{stem}.config")
+
+    def clear(self) -> None:
+        """Remove what an earlier life has left."""
+        for path in (self.code, self.begun):
+            path.unlink(missing_ok=True)
 
     def held(self) -> int | None:
         """Take the lock; returns its descriptor, which the run's processes inherit; None: a process of it lives."""
         return _locked(self.alive)
+
+    def _noted(self) -> tuple[int, int]:
+        """Process group and life of what was started last; zeros: nothing was."""
+        try:
+            group, life = self.begun.read_text().split()
+            return int(group), int(life)
+        except (OSError, ValueError):
+            return 0, 0
+
+    def life(self) -> int:
+        """Return the life that was begun last; 0: none."""
+        return self._noted()[1]
 
     def exit_code(self) -> int | None:
         """Return the exit code that the run has left; None: it has left none."""
@@ -247,16 +397,18 @@ class _Files:
 
     def signal(self, number: int) -> bool:
         """Send a signal to the run's processes, which are a group of their own; returns whether there are any yet."""
+        group = self._noted()[0]
         try:
-            os.killpg(int(self.pid.read_text()), number)
-        except (OSError, ValueError):
+            if group:
+                os.killpg(group, number)
+        except OSError:
             return False
-        return True
+        return bool(group)
 
 
-def only_one(folder: Path) -> int | None:
+def only_one(folder: Path, host: str | None = None) -> int | None:
     """Take the lock of this host's runner; returns its descriptor; None: there is a runner."""
-    return _locked(folder / LOCK)
+    return _locked(folder / f"runner.{host or this_host(folder)}.lock")
 
 
 def _locked(path: Path) -> int | None:

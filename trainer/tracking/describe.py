@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import subprocess
 import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +16,8 @@ from typing import Any
 from trainer.config.redact import HERE, command, hide, text, values
 from trainer.config.run_config import RunConfig
 from trainer.host import versions
+from trainer.host.code_version import commit_of
+from trainer.host.engine_tasks import OTHER_CODE
 from trainer.planning.plan import Plan, Resume
 from trainer.planning.tracking_store import experiment_of
 from trainer.run_folder import repeat
@@ -271,6 +272,7 @@ def tags(plan: Plan, overrides: Sequence[str]) -> dict[str, str]:
             f"trainer.loss_{name}": " ".join(f"{n:.6g}" for n in numbers)[:5000]
             for name, numbers in plan.objective.class_weights.items()
         },
+        **({"trainer.other_code": other[:5000]} if (other := os.environ.get(OTHER_CODE)) else {}),
         "trainer.overrides": command(overrides)[:5000],
         RUN_DIR: plan.paths.run_dir,
         "mlflow.user": user(),
@@ -294,21 +296,10 @@ def user() -> str:
 def git() -> dict[str, str]:
     """For the tags of an MLflow run: the git commit of the working directory, and whether it has changes; {} outside a
     checkout."""
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
-        )  # the user's own git; no shell  # nosec B603 B607
-        if commit.returncode:
-            return {}
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], capture_output=True, text=True, timeout=5
-        )  # the user's own git; no shell  # nosec B603 B607
-    except (OSError, subprocess.SubprocessError):
+    if (found := commit_of(os.getcwd())) is None:
         return {}
-    return {
-        "mlflow.source.git.commit": commit.stdout.strip(),
-        "trainer.git_dirty": str(bool(dirty.stdout.strip())).lower(),
-    }
+    commit, is_changed = found
+    return {"mlflow.source.git.commit": commit, "trainer.git_dirty": str(is_changed).lower()}
 
 
 def flat(node: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

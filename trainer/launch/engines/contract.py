@@ -48,12 +48,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class Point:
-    """One job of a sweep: its words and copies, as those of :class:`Job`, its folder, and its name on the screen."""
+    """One job of a sweep: its words, copies and config, as those of :class:`Job`, its folder, and its name on the
+    screen."""
 
     words: tuple[str, ...]
     folder: Path
     name: str
     copies: str = ""
+    frozen: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Job:
         swept: keys in which they differ. parallel: so many of them at a time; 0: all. held: the job is not to start
         before :meth:`Handle.release`.
         copies: the address where hosts that do not share the folder copy it to; '': they share it. config: the files
-        of ``--config-dir`` for such hosts, packed.
+        of ``--config-dir`` for such hosts, packed. frozen: the composed config as YAML, for a submitter that freezes.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Job:
     held: bool = False
     copies: str = ""
     config: str = ""
+    frozen: str = field(default="", repr=False)
 
     @property
     def engine_folder(self) -> Path:
@@ -233,11 +236,13 @@ class Submitter(Launcher):
     Attributes:
         engine: the name of the engine, as it is in ``TRAINER_SUBMITTED``. schema: declares the keys of ``options``.
         runs_apart: it runs a job with :attr:`Job.copies`, whose hosts share no disk.
+        freezes: it runs a job with the config that was composed at its submission.
         decides: keys that say where hosts are, which the engine decides, and what to type instead of each.
     """
 
     engine = ""
     runs_apart = False
+    freezes = False
     decides: ClassVar[Mapping[str, str]] = {
         name: f"the command without launch.{name}, with launch.nnodes" for name in ("ips", "node_rank", "master_addr")
     }

@@ -137,7 +137,10 @@ class SubmittedJob:
 
     def write(self, folder: Path) -> None:
         """Write it into a run's engine folder."""
-        points = {str(number): {**asdict(one), "folder": str(one.folder)} for number, one in self.points.items()}
+        points = {
+            str(number): {"words": one.words, "folder": str(one.folder), "name": one.name, "copies": one.copies}
+            for number, one in self.points.items()
+        }
         plain = {**asdict(self), "points": points}
         if not points:
             del plain["points"]

@@ -35,6 +35,8 @@ OF_JOBS = (
     engine_tasks.SWEPT,
     engine_tasks.CARRIED,
     engine_tasks.CARRIED_CONFIG,
+    engine_tasks.FROZEN,
+    engine_tasks.OTHER_CODE,
     engine_tasks.COPIES,
     engine_tasks.NAMED,
     engine_tasks.LIFE,
