@@ -96,6 +96,7 @@ def run_one(
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
     config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
+    finds_lr = config.mode == "lr_find"
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
@@ -109,6 +110,10 @@ def run_one(
     from trainer.planning.launcher import start_here
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
+    if finds_lr:
+        from trainer.cli import lr_find
+
+        lr_find.as_training(config)
     check_run_folder(run_dir, config.hydra.output_subdir)
     check_same_folder(config, "hydra.run.dir", run_dir)
     with contextlib.ExitStack() as stack:
@@ -130,6 +135,8 @@ def run_one(
         with usual_values(app, overrides, config_name):
             whole = compose.names_whole(config, "hydra.run.dir")
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), on_checked=record, whole=whole)
+        if finds_lr:
+            lr_find.check(ready)
         if ready.checked.config.plan:
             return show_only(ready)
         with _noted(ready, [*flags, *overrides]):
@@ -151,6 +158,8 @@ def run_one(
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])
+    if finds_lr and not ready.plan.topology.node_rank:
+        lr_find.show(ready)
     return result
 
 
