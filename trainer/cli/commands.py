@@ -95,6 +95,10 @@ def run_one(
         flags: before the overrides, in the command that repeats the run.
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
+    if "mode=scaling" in overrides:
+        from trainer.cli.scaling import scaling
+
+        return scaling(app, overrides, config_name, flags)
     config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
     finds_lr = config.mode == "lr_find"
     if (submitter := submitter_of(config)) is not None:
