@@ -100,12 +100,26 @@ def run_one(
 
         return scaling(app, overrides, config_name, flags)
     config = compose.compose(app, [*overrides, *composed_with, *_engine_overrides(overrides)], config_name)
-    finds_lr = config.mode == "lr_find"
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
         check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
         return submit(config, submitter, [*flags, *overrides], show_only)
+    if config.mode != "lr_find":
+        return _run_here(app, config, overrides, config_name, start, flags)[0]
+    from trainer.cli import lr_find
+
+    lr_find.as_training(config)
+    result, ready = _run_here(app, config, overrides, config_name, start, flags)
+    if result.status == "done" and not ready.plan.topology.node_rank:
+        lr_find.show(ready)
+    return result
+
+
+def _run_here(
+    app: Hydra, config: DictConfig, overrides: list[str], config_name: str, start: Starter | None, flags: Sequence[str]
+) -> tuple[Result, Ready]:
+    """Check the job of a composed config, and run it in Hydra's run folder by this process."""
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
@@ -114,10 +128,6 @@ def run_one(
     from trainer.planning.launcher import start_here
 
     run_dir = compose.named_folder(config, "hydra.run.dir")
-    if finds_lr:
-        from trainer.cli import lr_find
-
-        lr_find.as_training(config)
     check_run_folder(run_dir, config.hydra.output_subdir)
     check_same_folder(config, "hydra.run.dir", run_dir)
     with contextlib.ExitStack() as stack:
@@ -139,10 +149,8 @@ def run_one(
         with usual_values(app, overrides, config_name):
             whole = compose.names_whole(config, "hydra.run.dir")
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), on_checked=record, whole=whole)
-        if finds_lr:
-            lr_find.check(ready)
         if ready.checked.config.plan:
-            return show_only(ready)
+            return show_only(ready), ready
         with _noted(ready, [*flags, *overrides]):
             ready = of_the_same_data(ready)
         if ready.plan.paths.tracking:
@@ -162,9 +170,7 @@ def run_one(
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])
-    if finds_lr and not ready.plan.topology.node_rank:
-        lr_find.show(ready)
-    return result
+    return result, ready
 
 
 def _engine_overrides(overrides: Sequence[str]) -> list[str]:

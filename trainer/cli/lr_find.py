@@ -57,18 +57,6 @@ def as_training(config: DictConfig) -> None:
             config.verbosity = "quiet"
 
 
-def check(ready: Ready) -> None:
-    """Refuse a range test in which an update has no loss of its own.
-
-    Raises:
-        UserError: the workers of this strategy step apart.
-    """
-    plan = ready.plan
-    if not plan.strategy.traits.lockstep:
-        why = f"workers of strategy={plan.strategy.name} step apart: no learning rate has a loss of its own"
-        raise UserError(f"mode={MODE}", why, "strategy=collective or strategy=pserver_sync")
-
-
 def show(ready: Ready) -> None:
     """Draw ``lr_find.png``, and print the suggestion as the override to type."""
     from trainer.cli.last_lines import shown

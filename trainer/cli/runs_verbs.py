@@ -206,13 +206,17 @@ def _compare(one: Path, other: Path) -> None:
     """Print the config keys that differ, and the metrics beside each other."""
     out = Screen()
     configs, results = [_config(one), _config(other)], [_result(one), _result(other)]
-    keys = [key for key in dict.fromkeys([*configs[0], *configs[1]]) if _cell(configs[0], key) != _cell(configs[1], key)]
+    keys = [
+        key for key in dict.fromkeys([*configs[0], *configs[1]]) if _cell(configs[0], key) != _cell(configs[1], key)
+    ]
     if keys:
         out.rows("Config", ["key", str(one), str(other)], [[k, *(_cell(c, k) for c in configs)] for k in keys], 0)
     else:
         out.print("the configs are equal")
-    metrics = [result.get("metrics", {}) | {f"best {k}": v for k, v in result.get("best", {}).items()} for result in results]
-    names = [name for name in dict.fromkeys([*metrics[0], *metrics[1]])]
+    metrics = [
+        result.get("metrics", {}) | {f"best {k}": v for k, v in result.get("best", {}).items()} for result in results
+    ]
+    names = list(dict.fromkeys([*metrics[0], *metrics[1]]))
     rows = []
     for name in names:
         values = [values.get(name) for values in metrics]
@@ -256,7 +260,9 @@ def _reproduce(run: Path) -> int:
         raise UserError(str(run), "has no lives.json with its command", "the command, as you typed it")
     words = [word for word in shlex.split(known[0].command) if key_of(word) not in OF_ITS_FOLDER]
     if secret := next((word for word in words if HIDDEN in word), None):
-        raise UserError(str(run), f"its command has a secret that no file keeps ({secret})", "the command, as you typed it")
+        raise UserError(
+            str(run), f"its command has a secret that no file keeps ({secret})", "the command, as you typed it"
+        )
     if len(known) > 1:
         print(f"the run had {len(known)} lives; it is run again from its beginning, in one")
     size = (_result(run).get("chosen") or {}).get("batch_size")
@@ -276,6 +282,8 @@ def _reproduce(run: Path) -> int:
 
 def _new_folder(run: Path) -> Path:
     number = 1
+    if (run.parent / "multirun.yaml").is_file():  # a sweep's folder has its own jobs alone
+        run = run.parent.with_name(f"{run.parent.name}-{run.name}")
     while (folder := run.with_name(f"{run.name}-again{number if number > 1 else ''}")).exists():
         number += 1
     return folder
@@ -298,7 +306,8 @@ def differences(run: Path, again: Path) -> Iterator[str]:
         yield f"all {same} are equal: the difference is exactly 0"
         return
     largest = max(abs(points[0][at] - points[1][at]) for at in apart)
-    yield f"{len(apart)} of {same} differ, first {apart[0][1]} at update {apart[0][0]}; the largest difference is {largest:.3g}"
+    step, name = apart[0]
+    yield f"{len(apart)} of {same} differ, first {name} at update {step}; the largest difference is {largest:.3g}"
 
 
 def _points(run: Path) -> dict[tuple[int, str], float]:
