@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer.config.keys import key_of
-from trainer.config.redact import HIDDEN
+from trainer.config.secret_parts import HIDDEN
 from trainer.errors import RunFailed, UserError
 from trainer.host import json_text
 from trainer.run_folder import lives

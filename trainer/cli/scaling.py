@@ -154,12 +154,14 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
         UserError, RunFailed: it was refused, or failed.
     """
     _start(words, folder)
-    rates = []
+    rates: list[float] = []
     for line in (folder / "metrics.jsonl").read_text().splitlines():
         point = json.loads(line)
         rate = point["metrics"].get("perf/samples_per_s")
         if rate is not None and point["step"] > updates // 3:
             rates.append(rate)
+    if not rates:
+        raise RunFailed(f"mode={MODE}: {folder} has no samples per second after update {updates // 3}")
     return statistics.median(rates)
 
 

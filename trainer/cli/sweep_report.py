@@ -283,7 +283,7 @@ def _correlation(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _explained(kinds: Sequence[str], goal: Sequence[float]) -> float:
-    mean, groups = statistics.fmean(goal), {}  # type: ignore[var-annotated]
+    mean, groups = statistics.fmean(goal), dict[str, list[float]]()
     for kind, value in zip(kinds, goal, strict=True):
         groups.setdefault(kind, []).append(value)
     whole = sum((value - mean) ** 2 for value in goal)
