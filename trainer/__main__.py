@@ -84,6 +84,10 @@ def _dispatch(argv: list[str]) -> int:
             argv = queue_verbs.submitted(argv[1:])
         elif argv[0] in queue_verbs.VERBS:
             return queue_verbs.answer(argv[0], argv[1:])
+        elif argv[0] == "runs":
+            from trainer.cli import runs_verbs
+
+            return runs_verbs.answer(argv[1:])
 
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help

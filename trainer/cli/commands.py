@@ -95,6 +95,10 @@ def run_one(
         flags: before the overrides, in the command that repeats the run.
         composed_with: further overrides that are not in that command, such as torchrun's.
     """
+    if "mode=scaling" in overrides:
+        from trainer.cli.scaling import scaling
+
+        return scaling(app, overrides, config_name, flags)
     if FROZEN in os.environ:  # what was checked at the submission, whatever has become of its recipe
         config = compose.thawed(Path(os.environ[FROZEN]), os.environ[RUN_DIR], os.environ.get(RESUME))
     else:
@@ -108,6 +112,21 @@ def run_one(
 
         check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
         return submit(config, submitter, [*flags, *overrides], show_only)
+    if config.mode != "lr_find":
+        return _run_here(app, config, overrides, config_name, start, flags)[0]
+    from trainer.cli import lr_find
+
+    lr_find.as_training(config)
+    result, ready = _run_here(app, config, overrides, config_name, start, flags)
+    if result.status == "done" and not ready.plan.topology.node_rank:
+        lr_find.show(ready)
+    return result
+
+
+def _run_here(
+    app: Hydra, config: DictConfig, overrides: list[str], config_name: str, start: Starter | None, flags: Sequence[str]
+) -> tuple[Result, Ready]:
+    """Check the job of a composed config, and run it in Hydra's run folder by this process."""
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
@@ -138,7 +157,7 @@ def run_one(
             whole = compose.names_whole(config, "hydra.run.dir")
             ready = get_ready(plain(config), typed_keys(overrides), str(run_dir), on_checked=record, whole=whole)
         if ready.checked.config.plan:
-            return show_only(ready)
+            return show_only(ready), ready
         with _noted(ready, [*flags, *overrides]):
             ready = of_the_same_data(ready)
         if ready.plan.paths.tracking:
@@ -158,7 +177,7 @@ def run_one(
     from trainer.cli.last_lines import say_result
 
     say_result(result, ready, [*flags, *overrides])
-    return result
+    return result, ready
 
 
 def _engine_overrides(overrides: Sequence[str]) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import compose, sweep_table
+from trainer.cli import compose, sweep_report, sweep_table
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_by, show_only, submitter_of
 from trainer.cli.compose import plain
@@ -368,6 +368,8 @@ class Sweep:
         closing = Closing(say)
         with closing.step("the sweep's table"):
             sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
+        with closing.step("the sweep's report"):
+            sweep_report.leave(self.folder)
         with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
                 repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"

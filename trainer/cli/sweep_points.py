@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 """The default names of the jobs' folders."""
 
-OWN_FILES = ("multirun.yaml", "sweep.csv", "metrics.jsonl", "tracking.json", "sent.jsonl")
+OWN_FILES = ("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl")
 """Files that a sweep writes beside the jobs' folders."""
 
 

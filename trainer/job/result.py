@@ -35,6 +35,8 @@ class Result:
         lost_workers: the deaths of workers, by rank, that the run went on without.
         not_copied: checkpoints that are not at ``checkpoint.to``.
         not_printed: standard streams that were closed before the end, and why.
+        made_with: fingerprints of trainer's own sources (``code``) and of the data (``data``; empty: not taken), and
+            ``versions`` of packages.
     """
 
     status: str
@@ -67,6 +69,7 @@ class Result:
     skipped: int = 0
     rewinds: int = 0
     not_printed: str = ""
+    made_with: dict[str, Any] = field(default_factory=dict)
     error: str = ""
 
 

@@ -154,6 +154,17 @@ class Polynomial(Constant):
         return float(self.final + (1.0 - self.final) * (1.0 - self.progress(step)) ** self.power)
 
 
+class Exponential(Constant):
+    """scheduler=exponential: from 1 after the warm-up to ``final`` at the last update, by one factor an update."""
+
+    def __init__(self, total_steps: int, steps_per_epoch: int, final: float = 0.01, **warmup: float) -> None:
+        super().__init__(total_steps, steps_per_epoch, **warmup)  # type: ignore[arg-type]
+        self.final = final
+
+    def after_warmup(self, step: int) -> float:
+        return float(self.final ** self.progress(step))
+
+
 class OneCycle(Constant):
     """scheduler=one_cycle: up from ``initial`` to 1, in the share ``rise`` of the updates, then down to ``final`` at
     the last. After Smith & Topin (2019).

@@ -217,6 +217,8 @@ def check_mode(config: RunConfig) -> None:
         UserError: a key of another mode is set, or one of this mode is not.
     """
     mode, predict = config.mode, config.predict
+    if mode in ("lr_find", "scaling"):  # one command makes trainings of it before this
+        raise UserError(f"mode={mode}", "is a command of its own, and no job of a sweep", f"mode={mode} without -m")
     weights = "the file of weights, or the folder of the run that made it"
     for path, value, modes, needed in (
         ("weights", config.weights, ("eval", "predict"), weights),

@@ -22,7 +22,7 @@ class Config:
     """The whole run."""
 
     name: str = key("custom", "the recipe's name: MLflow experiment and folder under outputs/")
-    mode: str = key("train", "what to do", choices=("train", "eval", "predict"))
+    mode: str = key("train", "what to do", choices=("train", "eval", "predict", "lr_find", "scaling"))
     weights: Optional[str] = key(
         None, "what mode=eval and predict load: .safetensors, .pt, the folder of a run, or of a checkpoint"
     )
@@ -77,6 +77,8 @@ class Config:
     execution: Any = key("???", "group: arithmetic and rhythm")
     tracking: Any = key("???", "group: where metrics go")
     sweep: SweepConfig = key(SweepConfig, "how the jobs of a sweep run")
+    lr_find: LrFindConfig = key(LrFindConfig, "which learning rates mode=lr_find tries")
+    scaling: ScalingConfig = key(ScalingConfig, "how long mode=scaling trains")
     eval: EvalConfig = key(EvalConfig, "which part of the data mode=eval measures")
     predict: Any = key("???", "group: which images or rows mode=predict looks at")
     checkpoint: Any = key("???", "group: when the run saves what it can go on from")

@@ -157,6 +157,14 @@ class PolynomialSchedule(SchedulerConfig):
 
 
 @dataclass
+class ExponentialSchedule(SchedulerConfig):
+    """scheduler=exponential: multiplied by one factor at every update, down (or up) to final."""
+
+    _target_: str = _schedule("trainer.optim.schedules.Exponential")
+    final: float = key(0.01, "factor at the last update; above 1 the rate grows", gt=0, le=1e12)
+
+
+@dataclass
 class PlateauSchedule(SchedulerConfig):
     """scheduler=plateau: drops by gamma when a validation metric has stopped getting better."""
 

@@ -320,6 +320,23 @@ class SweepConfig:
 
 
 @dataclass
+class LrFindConfig:
+    """lr_find: the learning rates that mode=lr_find tries."""
+
+    first: float = key(1e-6, "optimizer.lr at the first update", gt=0, le=1e6)
+    last: float = key(10.0, "optimizer.lr at the last update", gt=0, le=1e6)
+    updates: int = key(300, "updates from the first learning rate to the last", "updates", ge=10, le=100_000)
+    diverged: float = key(4.0, "the test ends where the smoothed loss is so many times its least value", gt=1)
+
+
+@dataclass
+class ScalingConfig:
+    """scaling: how long mode=scaling trains with each number of workers."""
+
+    updates: int = key(60, "updates of each training, of which the first third is not counted", "updates", ge=15)
+
+
+@dataclass
 class EvalConfig:
     """eval: which part of the data mode=eval measures."""
 
