@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
+    from trainer.cli.sweep_parallel import Next
     from trainer.config.schema.run import SweepConfig
     from trainer.launch.engines.contract import Handle, Living, Submitter
     from trainer.launch.engines.contract import Job as EngineJob
@@ -105,6 +106,10 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
         folder = compose.named_folder(master, "hydra.sweep.dir")
     check_same_folder(master, "hydra.sweep.dir", folder)
     living = _living(master, folder, [*flags, *overrides])
+    if master.sweep.search is not None:
+        from trainer.cli.sweep_of_search import checked
+
+        return checked(app, master, overrides, flags, folder, config_name)
     jobs = expand(master)
     points = check_points(app, master, jobs, as_new=living is not None)
     if living is None and not master.get("plan"):
@@ -140,6 +145,7 @@ class Sweep:
         jobs: the overrides of each job. points: the checked jobs.
         swept: keys with several values.
         ended: the jobs so far, by number. launcher: submits all jobs as one job of an engine; None: they run here.
+        space: of a search, the values of each key as a text.
         living: the job of an earlier command that is followed in place of a new one.
     """
 
@@ -155,11 +161,25 @@ class Sweep:
     launcher: Submitter | None = None
     living: Living | None = None
     config_name: str = "config"
+    space: list[str] = field(default_factory=list)
 
     @property
     def config(self) -> SweepConfig:
         """The keys of ``sweep``."""
         return self.points[0].ready.checked.config.sweep
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether the jobs run in processes of their own."""
+        return self.config.parallel not in (None, 1)
+
+    @property
+    def subdirs(self) -> list[str]:
+        """The jobs' folders, relative to the sweep's."""
+        return [point.subdir for point in self.points]
+
+    def begins(self, job: Next) -> None:
+        """Note that a job begins."""
 
     @property
     def at_a_time(self) -> int | None:
@@ -211,8 +231,8 @@ class Sweep:
             if self.launcher is not None:
                 self._follow(self.launcher, submitted)
                 return
-            if self.config.parallel not in (None, 1):
-                self._run_parallel()
+            if self.runs_beside:
+                self.run_parallel()
                 return
             for number, point in enumerate(self.points):
                 if not self._is_over(number, point) and self._job(number, point) == "failed" == self.config.on_error:
@@ -294,7 +314,7 @@ class Sweep:
         held = bool(recorded_by(checked.config))
         return replace(job, points=tuple(elements), numbers=some, swept=swept, parallel=parallel, held=held)
 
-    def _run_parallel(self) -> None:
+    def run_parallel(self) -> None:
         """Run the jobs that are not over side by side."""
         from trainer.cli.sweep_parallel import EachOnce, Parallel, of_host
 
@@ -383,7 +403,7 @@ class Sweep:
         ]
         closing = Closing(say)
         with closing.step("the sweep's table"):
-            sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
+            sweep_table.show_sweep(every, self.folder, self.subdirs)
         with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
                 sweep_tracking.close(self, self.tracker, status, every)

@@ -62,6 +62,10 @@ class Source(ABC):
         """Whether a job that runs is to be ended now, by what it has measured so far."""
         return False
 
+    def left_behind(self) -> list[Next]:
+        """Return jobs that were to go on later, and do not."""
+        return []
+
 
 class EachOnce(Source):
     """The jobs of a grid, in their order."""
@@ -127,6 +131,10 @@ class Parallel:
                     for number, end in pool.ends(POLL_S):
                         self._ended(number, end)
                     self._end_bad_ones(pool)
+                for job in self.source.left_behind():
+                    folder = self.sweep.folder / job.subdir
+                    result = replace(read_result(str(folder), PRUNED, ""), run_dir=str(folder))
+                    self.sweep.ended[job.number] = self.sweep.row(job.shown, result)
             except (AskedToLeave, KeyboardInterrupt, Interrupted) as error:
                 self._leave(pool, error, config.checkpoint.grace_s + WORST_S)
 
@@ -150,6 +158,7 @@ class Parallel:
             folder = self.sweep.folder / job.subdir
             log = folder / ENGINE / LOG
             pruned(folder).unlink(missing_ok=True)
+            self.sweep.begins(job)
             pool.start(SlotJob(job.number, list(job.words), str(log)))
             self.jobs[job.number] = job, time.monotonic()
             say(f"job {job.number} of {self.source.total} begins: {command(job.shown)}   (log {shown(log)})")

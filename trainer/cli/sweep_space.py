@@ -39,6 +39,9 @@ class Choice:
         """All values."""
         return list(self.values)
 
+    def __str__(self) -> str:
+        return ",".join(self.values)
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -73,7 +76,11 @@ class Interval:
                 "has a range without steps, of which a grid has no end of values",
                 f"a list of values for {self.key}, or {self.low:g}..{self.high:g} step N, or sweep.sampler=tpe",
             )
-        return [self.low + n * step for n in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        return [round(self.low + n * step, 12) for n in range(int((self.high - self.low) / step + 1e-9) + 1)]
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f" step {self.step:g}"
+        return f"{'log ' * self.log}{self.low:g}..{self.high:g}{step}"
 
 
 Dimension = Choice | Interval

@@ -29,7 +29,7 @@ def described(sweep: Sweep) -> TrackedRun:
     run = describe(point.checked.config, plan, [*sweep.flags, "-m", *sweep.overrides], None, "")
     return replace(
         run,
-        name=sweep_name(public(sweep.overrides), sweep.swept),
+        name=sweep_name(public([*sweep.overrides, *sweep.space]), sweep.swept),
         params=_values(sweep),
         dataset=None,
         artifacts=["sweep.csv"],
@@ -43,7 +43,7 @@ def _values(sweep: Sweep) -> dict[str, str]:
     from trainer.tracking.describe import public
 
     values: dict[str, list[str]] = {}
-    for override in public([o for job in sweep.jobs for o in job]):
+    for override in public([*sweep.space, *(o for job in sweep.jobs for o in job)]):
         if key_of(override) in sweep.swept:
             values.setdefault(key_of(override), []).append(override.partition("=")[2])
     return {key: ",".join(dict.fromkeys(found)) for key, found in values.items()}
