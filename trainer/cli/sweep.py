@@ -277,8 +277,7 @@ class Sweep:
             raise
         finally:
             for number, point in enumerate(self.points):
-                shown = tuple(text(override) for override in point.overrides)
-                self._end(number, shown, of_engine(self.folder / point.subdir, status))
+                self._end(number, point.overrides, of_engine(self.folder / point.subdir, status))
 
     def wait_for_trackers(self) -> None:
         """Wait until the sweep's own runs are open: the jobs, in other processes, look up their ids."""
@@ -305,10 +304,9 @@ class Sweep:
             if _is_done(point.ready, folder):
                 continue
             numbers.append(number)
-            shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             copies = copies_of(point.ready.checked.config, folder, whole) if job.copies else ""
             words = (*job.words[: len(job.words) - len(self.overrides)], *point.overrides)
-            elements.append(Element(words, folder, command(map(text, shown)), copies))
+            elements.append(Element(words, folder, command(self.shown(point.overrides)), copies))
         swept, parallel = tuple(sorted(self.swept)), self.at_a_time or 0
         some = tuple(numbers) if len(numbers) < len(self.points) else ()
         held = bool(recorded_by(checked.config))
@@ -320,7 +318,7 @@ class Sweep:
 
         left = [number for number, point in enumerate(self.points) if not self._is_over(number, point)]
         if left:
-            source, slots = EachOnce(self.points, self.swept, left), of_host(self, self.at_a_time)
+            source, slots = EachOnce(self, left), of_host(self, self.at_a_time)
             Parallel(self, source, slots[: len(left)]).run()
 
     def _is_over(self, number: int, point: SweepJob) -> bool:
@@ -328,43 +326,39 @@ class Sweep:
         folder = self.folder / point.subdir
         if not _is_done(point.ready, folder):
             return False
-        self._end(
-            number,
-            tuple(map(text, point.overrides)),
-            replace(read_result(str(folder), "done", ""), run_dir=str(folder)),
-        )
+        self._end(number, point.overrides, replace(read_result(str(folder), "done", ""), run_dir=str(folder)))
         return True
 
     def _job(self, number: int, point: SweepJob) -> str:
         """Run one job; returns its status. A failure is recorded; an interruption ends the sweep."""
         overrides, where = point.overrides, str(self.folder / point.subdir)
-        shown = tuple(text(override) for override in overrides)
         begun: Ready | None = None
         self._announce(number, overrides)
         try:
             with in_its_folder(point, self._ready(point, where), self.folder) as begun:
                 result = execute(begun, start_here, [*self.flags, *overrides], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
-            self._break(begun)
+            if begun is not None:
+                say_broken(begun)
             cut = _cut(error)
             if begun is not None and (note := how_to_go_on(cut, begun, [*self.flags, *overrides])):
                 cut.add_note(note)
             status = PREEMPTED if isinstance(cut, RunPreempted) else "killed"
-            self._end(number, shown, _left(begun, where, status, str(cut)))
+            self._end(number, overrides, _left(begun, where, status, str(cut)))
             raise cut from None
         except (RunFailed, UserError) as error:
-            self._break(begun)
+            if begun is not None:
+                say_broken(begun)
             print(f"job failed: {error}", flush=True)
             if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *overrides])):
                 print(resumes, flush=True)
             result = _left(begun, where, "failed", str(error))
-        self._end(number, shown, result)
+        self._end(number, overrides, result)
         return result.status
 
     def _announce(self, number: int, overrides: list[str]) -> None:
         """Print the job's number, and the overrides in which it differs from others."""
-        shown = [o for o in overrides if key_of(o) in self.swept] or overrides
-        Screen().print(f"\n--- job {number} of {len(self.jobs)}: {command(shown)}")
+        Screen().print(f"\n--- job {number} of {len(self.jobs)}: {command(self.shown(overrides))}")
 
     def _ready(self, point: SweepJob, where: str) -> Ready:
         """Check the next job again: the machine may have changed."""
@@ -374,13 +368,12 @@ class Sweep:
         ready = ready.with_plan(remarks={"left_out": planned.remarks.left_out})
         return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
-    def _break(self, ready: Ready | None) -> None:
-        """Print the last lines of a job that was begun."""
-        if ready is not None:
-            say_broken(ready)
+    def _end(self, number: int, overrides: Sequence[str], result: Result) -> None:
+        self.ended[number] = self.row(self.shown(overrides), result)
 
-    def _end(self, number: int, shown: tuple[str, ...], result: Result) -> None:
-        self.ended[number] = self.row(shown, result)
+    def shown(self, overrides: Sequence[str]) -> tuple[str, ...]:
+        """The overrides in which a job differs from others, without secrets."""
+        return tuple(text(o) for o in overrides if key_of(o) in self.swept) or tuple(map(text, overrides))
 
     def row(self, shown: tuple[str, ...], result: Result) -> sweep_table.Row:
         """The row of a job in the table, with the best values of the objectives."""

@@ -51,7 +51,9 @@ def checked(
     space = sweep_space.of_search(values, parsed)
     swept = {one.key for one in space}
     base = [
-        one.input_line for one in parsed if not one.is_sweep_override() and key_of(str(one.input_line)) not in swept
+        str(one.input_line)
+        for one in parsed
+        if not one.is_sweep_override() and key_of(str(one.input_line)) not in swept
     ]
     corners = [[*base, *sweep_space.words({one.key: one.ends[n] for one in space})] for n in (0, 1)]
     points = check_points(app, master, corners if corners[0] != corners[1] else corners[:1], as_new=True)

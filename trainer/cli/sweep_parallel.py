@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import sweep_table
 from trainer.cli.commands import recorded_by
-from trainer.cli.last_lines import shown
-from trainer.cli.sweep_points import SweepJob
+from trainer.cli.last_lines import INDENT, shown
+from trainer.cli.submit import SWEEP_DIR, Commands
 from trainer.config.keys import key_of
-from trainer.config.redact import command, text
+from trainer.config.redact import command
 from trainer.errors import BY_CTRL_C, PRUNED, AskedToLeave, Interrupted, RunPreempted, first_line
 from trainer.job.result import Result, read_result
 from trainer.launch.engines.contract import ENGINE
@@ -68,20 +68,22 @@ class Source(ABC):
 
 
 class EachOnce(Source):
-    """The jobs of a grid, in their order."""
+    """The jobs of a grid, in their order.
 
-    def __init__(self, points: Sequence[SweepJob], swept: set[str], left: Sequence[int]) -> None:
-        self.points, self.swept, self.left = points, swept, list(left)
-        self.total = len(points)
+    Args:
+        left: the numbers of those that are not over.
+    """
+
+    def __init__(self, sweep: Sweep, left: Sequence[int]) -> None:
+        self.sweep, self.left, self.total = sweep, list(left), len(sweep.points)
 
     def next(self) -> Next | None:
         if not self.left:
             return None
         number = self.left.pop(0)
-        point = self.points[number]
-        differing = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
+        point = self.sweep.points[number]
         words = tuple(o for o in point.overrides if not key_of(o).startswith("sweep."))
-        return Next(number, words, tuple(map(text, differing)), point.subdir)
+        return Next(number, words, self.sweep.shown(point.overrides), point.subdir)
 
     def ended(self, number: int, result: Result, folder: Path, died: bool) -> bool:
         return True
@@ -161,7 +163,8 @@ class Parallel:
             self.sweep.begins(job)
             pool.start(SlotJob(job.number, list(job.words), str(log)))
             self.jobs[job.number] = job, time.monotonic()
-            say(f"job {job.number} of {self.source.total} begins: {command(job.shown)}   (log {shown(log)})")
+            how = "goes on" if (folder / "config.yaml").exists() else "begins"
+            say(f"job {job.number} of {self.source.total} {how}: {command(job.shown)}   (log {shown(log)})")
             some = True
         return some
 
@@ -221,7 +224,10 @@ class Parallel:
                 self._ended(number, end)
         for number in pool.running:
             self.sweep.ended[number] = self.sweep.row(self.jobs[number][0].shown, Result("killed", ""))
-        raise (RunPreempted if asked else Interrupted)(why) from None
+        cut = (RunPreempted if asked else Interrupted)(why)
+        commands = Commands.of([*self.sweep.flags, *self.sweep.overrides], SWEEP_DIR, self.sweep.folder)
+        cut.add_note(f"{'resume':<{INDENT}}{commands.resume}")
+        raise cut from None
 
 
 def pruned(folder: Path) -> Path:

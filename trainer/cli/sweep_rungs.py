@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trainer.cli.sweep_objective import Objective
-from trainer.wording import counted
 
 
 class Rungs:
@@ -23,7 +22,7 @@ class Rungs:
     """
 
     def __init__(self, objective: Objective, first: int, reduction: int, epochs: int) -> None:
-        self.objective, self.reduction, self.last = objective, reduction, epochs
+        self.objective, self.reduction = objective, reduction
         self.epochs: list[int] = []
         while first < epochs:
             self.epochs.append(first)
@@ -76,11 +75,6 @@ class Rungs:
                             self.gone_on[below].add(number)
                     return number
         return None
-
-    def goal(self, number: int) -> str:
-        """How far a job goes now, in words."""
-        further = [epochs for rung, epochs in enumerate(self.epochs) if number not in self.gone_on[rung]]
-        return counted(further[0] if further else self.last, "epoch")
 
     def _best(self, rung: int, least: int) -> list[int]:
         """The best jobs of a rung, as many as may go on from it."""

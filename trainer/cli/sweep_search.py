@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 FILE = "study.log"
-RESUME = "resume=auto"
+RESUME = "resume.path=auto"
 SEEDS = 2**32
 
 
@@ -176,7 +176,6 @@ class Search(Source):
             return self._of(self.again.pop(0))
         all_started = len(self.study.get_trials(deepcopy=False)) >= self.total
         if self.rungs is not None and (best := self.rungs.promoted(all_started and not self.running)) is not None:
-            say(f"job {best} goes on to {self.rungs.goal(best)}")
             return self._of(best)
         if all_started:
             return None
