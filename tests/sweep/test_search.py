@@ -89,23 +89,10 @@ def test_the_median_pruner_ends_a_job_that_is_worse_than_others_were(tmp_path: P
         found.ended(number, Result("done", ""), tmp_path / job.subdir, died=False)
     assert found.next() is not None
     assert not found.is_enough(6, tmp_path / "6"), "nothing is validated yet"
-    write(tmp_path / "6", {"val/loss": 0.3})
-    assert not found.is_enough(6, tmp_path / "6")
-    write(tmp_path / "6", {"val/loss": 0.9}, {"val/loss": 0.9})
-    assert not found.is_enough(6, tmp_path / "6"), "its best value is 0.3"
-
-
-def test_a_bad_job_is_pruned_and_the_study_says_so(tmp_path: Path) -> None:
-    found = search(tmp_path, pruner="median", trials=6)
-    run(found, lambda words: 0.5, most=5)
-    for one in found.study.trials:
-        assert one.state.name == "COMPLETE"
-    assert found.next() is not None
-    write(tmp_path / "5", {"val/loss": 0.9})
-    # Trials without validations that were seen on the way have no value at this step; one that has decides.
-    assert found.is_enough(5, tmp_path / "5") is False
-    assert found.ended(5, Result("pruned", ""), tmp_path / "5", died=False)
-    assert found.study.trials[5].state.name == "PRUNED" and found.study.trials[5].intermediate_values == {1: 0.9}
+    write(tmp_path / "6", {"val/loss": 0.9})
+    assert found.is_enough(6, tmp_path / "6")
+    assert found.ended(6, Result("pruned", ""), tmp_path / "6", died=False)
+    assert found.study.trials[6].state.name == "PRUNED" and found.study.trials[6].intermediate_values == {1: 0.9}
 
 
 def test_several_objectives(tmp_path: Path) -> None:
