@@ -28,7 +28,7 @@ def write(folder: Path, *points: dict[str, float]) -> None:
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
-def run(found: Search, value: Callable[[dict[str, str]], float], most: int = 100) -> list[tuple[str, ...]]:
+def run_all(found: Search, value: Callable[[dict[str, str]], float], most: int = 100) -> list[tuple[str, ...]]:
     """Run jobs one after the other, at most so many; returns what each was."""
     ran: list[tuple[str, ...]] = []
     while len(ran) < most and (job := found.next()) is not None:

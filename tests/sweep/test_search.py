@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.sweep.fake_jobs import LOSS, SPACE, run, search, write
+from tests.cli.conftest import Run
+from tests.sweep.fake_jobs import LOSS, SPACE, run_all, search, write
 from trainer.cli import sweep_search
 from trainer.cli.sweep_objective import Objective
 from trainer.cli.sweep_space import Choice, Interval
@@ -29,17 +30,17 @@ def test_a_seed_decides_the_trials_also_of_a_search_that_goes_on(tmp_path: Path,
     for name in names:
         (tmp_path / name).mkdir()
     keys = {"sampler": sampler, "trials": 14}
-    one = run(search(tmp_path / "one", **keys), bowl)
-    assert len(set(one)) == 14 and one == run(search(tmp_path / "other", **keys), bowl)
-    assert one != run(search(tmp_path / "seed", seed=1, **keys), bowl)
-    assert run(search(tmp_path / "cut", **keys), bowl, most=12) == one[:12]
+    one = run_all(search(tmp_path / "one", **keys), bowl)
+    assert len(set(one)) == 14 and one == run_all(search(tmp_path / "other", **keys), bowl)
+    assert one != run_all(search(tmp_path / "seed", seed=1, **keys), bowl)
+    assert run_all(search(tmp_path / "cut", **keys), bowl, most=12) == one[:12]
     again = search(tmp_path / "cut", **keys)
-    assert [job.shown for job, _ in again.before()] == one[:12] and run(again, bowl) == one[12:]
+    assert [job.shown for job, _ in again.before()] == one[:12] and run_all(again, bowl) == one[12:]
 
 
 def test_tpe_finds_more_than_chance(tmp_path: Path) -> None:
     (tmp_path / "tpe").mkdir()
-    last = run(search(tmp_path / "tpe", trials=30), bowl)[-10:]
+    last = run_all(search(tmp_path / "tpe", trials=30), bowl)[-10:]
     assert sum(bowl(dict(word.split("=") for word in job)) for job in last) / 10 < 0.8, "2.5 by chance"
 
 
@@ -48,10 +49,10 @@ def test_cmaes_and_grid(tmp_path: Path) -> None:
     for name in ("cma", "grid"):
         (tmp_path / name).mkdir()
     rates = [Interval("optimizer.lr", 1e-4, 1.0, log=True), Interval("optimizer.momentum", 0.0, 1.0)]
-    found = run(search(tmp_path / "cma", space=rates, sampler="cmaes", trials=8), lambda words: 1.0)
+    found = run_all(search(tmp_path / "cma", space=rates, sampler="cmaes", trials=8), lambda words: 1.0)
     assert len(set(found)) == 8
     values = [Choice("a", ("x", "y")), Interval("b", 1, 3, whole=True)]
-    ran = run(search(tmp_path / "grid", space=values, sampler="grid", trials=1), lambda words: 1.0)
+    ran = run_all(search(tmp_path / "grid", space=values, sampler="grid", trials=1), lambda words: 1.0)
     assert ran == [(f"a={a}", f"b={b}") for a in "xy" for b in (1, 2, 3)]
 
 
@@ -137,3 +138,23 @@ def test_without_optuna_a_sentence_has_the_command(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match=r"pip install 'trainer\[search\]'") as raised:
         sweep_search.check(SweepConfig(search="optuna"), SPACE, 1)
     assert raised.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        (["sweep=optuna"], "no key with several values"),
+        (["sweep=optuna", "sweep.space={optimizer.lr: fast}"], "neither a list of values nor a range"),
+        (["sweep=optuna", "optimizer.lr=interval(0.1,1)", "launch=queue"], "sweep.parallel=auto"),
+        (["sweep=optuna", "optimizer.lr=interval(-1,1)"], "optimizer.lr"),
+        (["sweep=optuna", "optimizer.lr=0.1,1", "hydra.sweep.subdir=x"], "numbers as folders"),
+        (["optimizer.lr=0.1,1", "sweep.parallel=0"], "sweep.parallel=0"),
+        (["sweep=hyperopt", "optimizer.lr=0.1,1"], "optuna"),
+    ],
+)
+def test_a_search_that_cannot_be_is_refused_before_anything_is_written(
+    run: Run, folder: Path, typed: list[str], why: str
+) -> None:
+    code, out, error = run("-m", "+recipe=digits_lenet", "tracking=none", *typed)
+    assert (code, out) == (2, "") and why in error, error
+    assert list(folder.iterdir()) == []
