@@ -160,6 +160,8 @@ class AskedToLeave(Interrupted):
 
 PREEMPTED = "preempted"
 """How a run ends that was asked to leave the machine, when it has saved a checkpoint or had nothing new to save."""
+PRUNED = "pruned"
+"""How a job of a search ends that others are better than: as a preempted one, and nobody resumes it."""
 
 
 NOTHING_NEW = "{} while nothing was trained: there is nothing new to save"

@@ -57,7 +57,7 @@ NAMES = """
     tracking.tags.a=3 | not in tracking.tags yet => +tracking.tags.a=3
     hydra.run.dirr=x | hydra.run.dirr=x | no such key => hydra.run.dir=x
     hydra.foo=1 | hydra.foo=1 | no such key
-    hydra/launcher=foo | hydra/launcher=foo | no such option => launch=queue
+    hydra/launcher=foo | hydra/launcher=foo | no such option => sweep.parallel=2
     ~optimizr | ~optimizr | nothing of that name => optimizer
     ~model.in_channel | nothing of that name => ~model.in_channels
     ~epochs | ~epochs | the run needs this key => epochs=10
@@ -503,8 +503,8 @@ SWEPT = """
     seed=1,2 tracking.run_name=x hydra.sweep.subdir=${tracking.run_name} | names the folder x for both
 """
 FEATURES_OF_HYDRA = """
-    hydra/launcher=joblib | launch=queue as many at a time => launch=queue
-    hydra/sweeper=optuna => hydra/sweeper=basic
+    hydra/launcher=joblib | sweep.parallel=N so many at a time => sweep.parallel=2
+    hydra/sweeper=optuna => sweep=optuna
     logger=wandb => tracking=mlflow
     +logger=wandb => tracking=mlflow
     +hydra.job.env_set={A:b} => NAME=VALUE python -m trainer

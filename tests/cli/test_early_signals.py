@@ -180,9 +180,11 @@ def test_scheduler_ends_a_sweep_between_two_jobs_as_preempted(monkeypatch: pytes
     def job(*args: Any) -> None:
         raise AskedToLeave("got SIGTERM")
 
-    point: Any = None
+    config = SimpleNamespace(sweep=SimpleNamespace(parallel=None, search=None, on_error="continue"))
+    point: Any = SimpleNamespace(ready=SimpleNamespace(checked=SimpleNamespace(config=config)))
     sweep = Sweep(point, [], [], Path("sweep"), [[]], [point], set())
     monkeypatch.setattr(sweep, "_job", job)
+    monkeypatch.setattr(sweep, "_is_over", lambda number, point: False)
     with pytest.raises(RunPreempted, match="got SIGTERM between two jobs") as raised:
         sweep._run_jobs(None)
     assert raised.value.exit_code == AskedToLeave.exit_code == 75

@@ -15,7 +15,7 @@ from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
 from trainer.config.redact import HERE, of_command_line, of_environment
-from trainer.errors import Interrupted, RunFailed, UserError
+from trainer.errors import PRUNED, Interrupted, RunFailed, UserError
 from trainer.host.engine_tasks import COPIES, FROZEN, OTHER_CODE, RESUME, RUN_DIR, SWEEP_DIR, SWEPT
 from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.terminal import streams
@@ -299,7 +299,7 @@ def exit_code(result: Result) -> int:
         return UserError.exit_code if result.error else 0
     if result.status == "submitted":
         return 0
-    return 0 if result.status == "done" else RunFailed.exit_code
+    return 0 if result.status in ("done", PRUNED) else RunFailed.exit_code
 
 
 def recorded_by(config: RunConfig) -> Mapping[str, Mapping[str, Any]]:

@@ -27,12 +27,12 @@ USED = (
 )
 """Keys of Hydra that work as in Hydra."""
 ONE_AFTER_THE_OTHER = (
-    "there is no such option here: a sweep runs its jobs one after the other, and with launch=queue as many at a time "
-    "as there are slots"
+    "there is no such option here: a sweep runs its jobs one after the other, with sweep.parallel=N so many at a time, "
+    "and with launch=queue as many as there are slots"
 )
 GRID = (
-    "there is no such option here: a sweep takes every combination of the values that are typed; a search such as "
-    "Optuna's calls trainer.run from Python"
+    "there is no such option here: a sweep takes every combination of the values that are typed, and with sweep=optuna "
+    "those that a search chooses"
 )
 OWN_LOG = (
     "there is no such option here: a run prints to the screen and to workerlog.N in its folder, and configures no "
@@ -58,11 +58,7 @@ FEATURES: dict[str, tuple[tuple[Any, ...], str, str]] = {
         ONE_AFTER_THE_OTHER,
         "launch=queue",
     ),
-    "hydra.sweeper._target_": (
-        ("hydra._internal.core_plugins.basic_sweeper.BasicSweeper",),
-        GRID,
-        "hydra/sweeper=basic",
-    ),
+    "hydra.sweeper._target_": (("hydra._internal.core_plugins.basic_sweeper.BasicSweeper",), GRID, "sweep=optuna"),
 }
 """By key: the values without effect, why others are refused, and what to type instead."""
 OPTIONS = {
@@ -101,7 +97,7 @@ def check_typed(overrides: Sequence[str], sweep: bool) -> None:
 def refused(group: str, option: str) -> UserError:
     """The refusal of an option in a group of Hydra."""
     usual, why = OPTIONS[group]
-    instead = "launch=queue" if why == ONE_AFTER_THE_OTHER else f"{group}={usual}"
+    instead = {ONE_AFTER_THE_OTHER: "sweep.parallel=2", GRID: "sweep=optuna"}.get(why, f"{group}={usual}")
     return UserError(f"{group}={option}", why, instead)
 
 

@@ -10,21 +10,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import compose, sweep_report, sweep_table
+from trainer.cli import compose, sweep_report, sweep_table, sweep_tracking
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import check_same_folder, leave_hydra_files, recorded_by, show_only, submitter_of
 from trainer.cli.compose import plain
 from trainer.cli.explain import sentences
 from trainer.cli.last_lines import how_to_go_on, how_to_resume, say_broken
 from trainer.cli.sweep_composing import compose_sweep
+from trainer.cli.sweep_engine import SUBMITTED, cancelled_while_held, of_engine
+from trainer.cli.sweep_objective import Objective, measured, objectives
 from trainer.cli.sweep_points import SweepJob, check_not_half_done, check_points, expand, swept_keys
 from trainer.config.keys import key_of
-from trainer.config.redact import command, hide, text
+from trainer.config.redact import command, text
 from trainer.config.schema.run import MLFLOW
 from trainer.errors import (
     BY_CTRL_C,
     NOTHING_NEW,
     PREEMPTED,
+    PRUNED,
     AskedToLeave,
     Interrupted,
     RunFailed,
@@ -42,8 +45,8 @@ from trainer.job.job import execute
 from trainer.job.prepared_data import of_the_same_data
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT, Unreachable
-from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code, unmade_if_refused
+from trainer.launch.engines.contract import ENGINE
+from trainer.launch.engines.engine_folder import SUBMITTED_JOB, unmade_if_refused
 from trainer.planning.find_checkpoint import AUTO
 from trainer.planning.launcher import start_here
 from trainer.planning.tracking_store import try_tracking
@@ -57,27 +60,26 @@ if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
+    from trainer.cli.sweep_parallel import Next
+    from trainer.config.schema.run import SweepConfig
     from trainer.launch.engines.contract import Handle, Living, Submitter
     from trainer.launch.engines.contract import Job as EngineJob
     from trainer.tracking.client import RecorderProcess
-    from trainer.tracking.contract import TrackedRun
 
     Submitted = tuple[EngineJob, Handle]
 
 SWEEP_DIR = "hydra.sweep.dir"
-SUBMITTED = "submitted"
-"""The status of a job that nobody follows (``launch.wait=false``)."""
 OPEN_S = 60.0
 """Longest wait for the sweep's run at its trackers, before the jobs are submitted to an engine."""
-FLUSH_S = 10.0
-"""Longest wait at the end of a sweep for points that MLflow does not have yet."""
 
 
 def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
-    """Run every point of a sweep, one by one, each in its own folder and MLflow run under one parent run.
+    """Run every point of a sweep, each in its own folder and MLflow run under one parent run.
 
     All points are checked before the first one starts. A failed job is recorded, and the others run.
     """
+    if any(key_of(o) == "sweep.resume" and o.endswith("=true") for o in overrides):
+        overrides = [*overrides, "resume=auto"]
     checked = _check(app, overrides, config_name, flags)
     first = checked.points[0]
     if first.ready.checked.config.plan:
@@ -90,9 +92,6 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
         if checked.launcher.options.dry_run:
             sys.stdout.write(text_of_job)
             return [Result("planned", str(checked.folder / point.subdir)) for point in checked.points]
-    if first.ready.checked.config.sweep.parallel not in (None, 1) and checked.launcher is None:
-        what = f"sweep.parallel={first.ready.checked.config.sweep.parallel}"
-        raise UserError(what, "without a queue the jobs of a sweep run one by one", "launch=queue beside it")
     return checked.run()
 
 
@@ -107,12 +106,18 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
         folder = compose.named_folder(master, "hydra.sweep.dir")
     check_same_folder(master, "hydra.sweep.dir", folder)
     living = _living(master, folder, [*flags, *overrides])
+    if master.sweep.search is not None:
+        from trainer.cli.sweep_of_search import checked
+
+        return checked(app, master, overrides, flags, folder, config_name)
     jobs = expand(master)
     points = check_points(app, master, jobs, as_new=living is not None)
     if living is None and not master.get("plan"):
         check_not_half_done(points, folder)
     check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
-    return Sweep(master, overrides, flags, folder, jobs, points, swept_keys(master), living=living)
+    return Sweep(
+        master, overrides, flags, folder, jobs, points, swept_keys(master), living=living, config_name=config_name
+    )
 
 
 def _living(master: DictConfig, folder: Path, words: Sequence[str]) -> Living | None:
@@ -139,7 +144,8 @@ class Sweep:
         folder: of the jobs' folders.
         jobs: the overrides of each job. points: the checked jobs.
         swept: keys with several values.
-        ended: the jobs so far. launcher: submits all jobs as one job of an engine; None: they run here.
+        ended: the jobs so far, by number. launcher: submits all jobs as one job of an engine; None: they run here.
+        space: of a search, the values of each key as a text.
         living: the job of an earlier command that is followed in place of a new one.
     """
 
@@ -151,9 +157,34 @@ class Sweep:
     points: list[SweepJob]
     swept: set[str]
     tracker: RecorderProcess | None = None
-    ended: list[sweep_table.Row] = field(default_factory=list)
+    ended: dict[int, sweep_table.Row] = field(default_factory=dict)
     launcher: Submitter | None = None
     living: Living | None = None
+    config_name: str = "config"
+    space: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> SweepConfig:
+        """The keys of ``sweep``."""
+        return self.points[0].ready.checked.config.sweep
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether the jobs run in processes of their own."""
+        return self.config.parallel not in (None, 1)
+
+    @property
+    def subdirs(self) -> list[str]:
+        """The jobs' folders, relative to the sweep's."""
+        return [point.subdir for point in self.points]
+
+    def begins(self, job: Next) -> None:
+        """Note that a job begins."""
+
+    @property
+    def at_a_time(self) -> int | None:
+        """How many jobs run at the same time; None: as many as there are slots for."""
+        return None if self.config.parallel in (None, "auto") else int(self.config.parallel)
 
     def run(self) -> list[Result]:
         """Run all jobs of the sweep; then, even after an error, print the table and close the sweep's MLflow run.
@@ -168,68 +199,44 @@ class Sweep:
         with unmade_if_refused([self.folder]):
             self.folder = claim(self.folder, not compose.named_by_time(self.master, SWEEP_DIR), SWEEP_DIR)
             submitted = None if self.launcher is None else self._submit(self.launcher)
-        with _cancelled_while_held(submitted), tracking(recorded_by(first.checked.config)) as self.tracker:
+        with cancelled_while_held(submitted), tracking(recorded_by(first.checked.config)) as self.tracker:
             compose.write_config(self.folder / "multirun.yaml", self.master)
-            if not self._goes_on:
+            if not self.goes_on:
                 start_empty(self.folder / POINTS)
             if self.tracker is not None:
                 if away:
                     self.tracker.mark_away(MLFLOW, away)
-                self.tracker.open(self.folder, self._tracked(), secrets_of(first.checked.config))
+                self.tracker.open(self.folder, sweep_tracking.described(self), secrets_of(first.checked.config))
             status = "KILLED"
             try:
                 with termination_raises(lambda: True):  # between two jobs, which handle signals themselves
                     early_signals.job_begins()
                     self._run_jobs(submitted)
-                status = "FINISHED" if all(job.result.status == "done" for job in self.ended) else "FAILED"
-                if any(job.result.status == SUBMITTED for job in self.ended):
+                statuses = {job.result.status for job in self.ended.values()}
+                status = "FINISHED" if statuses <= {"done", PRUNED} else "FAILED"
+                if SUBMITTED in statuses:
                     status = STILL_RUNNING
             finally:
                 with undisturbed():
                     self._close(status)
-        return [job.result for job in self.ended]
+        return [job.result for job in self.ended.values()]
 
     @property
-    def _goes_on(self) -> bool:
+    def goes_on(self) -> bool:
         """Whether this command goes on with the sweep in this folder."""
         return self.living is not None or any(one.ready.checked.config.resume.path == AUTO for one in self.points)
-
-    def _tracked(self) -> TrackedRun:
-        """The parent run of the jobs' runs; with ``resume=auto``, the earlier one of the sweep's folder."""
-        from trainer.tracking.describe import describe, public
-        from trainer.tracking.naming import sweep_name
-
-        point = self.points[0].ready
-        plan = point.plan.changed(paths={"run_dir": str(self.folder)}, resume=None)
-        run = describe(point.checked.config, plan, [*self.flags, "-m", *self.overrides], None, "")
-        return replace(
-            run,
-            name=sweep_name(public(self.overrides), self.swept),
-            params=self._values(),
-            dataset=None,
-            artifacts=["sweep.csv"],
-            resumed=self._goes_on,
-            mlflow={**run.mlflow, "models": {}},
-        )
-
-    def _values(self) -> dict[str, str]:
-        """The values of each swept key, without secrets, as parameters of the sweep's MLflow run."""
-        from trainer.config.keys import key_of
-        from trainer.tracking.describe import public
-
-        values: dict[str, list[str]] = {}
-        for override in public([o for job in self.jobs for o in job]):
-            if key_of(override) in self.swept:
-                values.setdefault(key_of(override), []).append(override.partition("=")[2])
-        return {key: ",".join(dict.fromkeys(found)) for key, found in values.items()}
 
     def _run_jobs(self, submitted: Submitted | None) -> None:
         try:
             if self.launcher is not None:
                 self._follow(self.launcher, submitted)
                 return
-            for point in self.points:
-                self._job(point)
+            if self.runs_beside:
+                self.run_parallel()
+                return
+            for number, point in enumerate(self.points):
+                if not self._is_over(number, point) and self._job(number, point) == "failed" == self.config.on_error:
+                    return
         except AskedToLeave as error:
             raise RunPreempted(f"{error} between two jobs: those after it were not started") from None
         except KeyboardInterrupt:
@@ -259,7 +266,7 @@ class Sweep:
         try:
             if submitted is not None:
                 job, handle = submitted
-                self._wait_for_trackers()
+                self.wait_for_trackers()
                 released(handle, job)
                 is_over = self.living is not None and self.living.is_over
                 status = status if followed(handle, job, launcher, commands, is_over) else SUBMITTED
@@ -269,11 +276,10 @@ class Sweep:
             status = PREEMPTED if isinstance(error, RunPreempted) else "killed"
             raise
         finally:
-            for point in self.points:
-                shown = tuple(text(override) for override in point.overrides)
-                self._end(shown, _of_engine(self.folder / point.subdir, status), point.ready)
+            for number, point in enumerate(self.points):
+                self._end(number, point.overrides, of_engine(self.folder / point.subdir, status))
 
-    def _wait_for_trackers(self) -> None:
+    def wait_for_trackers(self) -> None:
         """Wait until the sweep's own runs are open: the jobs, in other processes, look up their ids."""
         until = time.monotonic() + OPEN_S
         while self.tracker is not None and time.monotonic() < until:
@@ -298,52 +304,62 @@ class Sweep:
             if _is_done(point.ready, folder):
                 continue
             numbers.append(number)
-            shown = [o for o in point.overrides if key_of(o) in self.swept] or point.overrides
             copies = copies_of(point.ready.checked.config, folder, whole) if job.copies else ""
             words = (*job.words[: len(job.words) - len(self.overrides)], *point.overrides)
             frozen = compose.frozen(point.config) if launcher.freezes else ""
-            elements.append(Element(words, folder, command(map(text, shown)), copies, frozen))
-        swept, parallel = tuple(sorted(self.swept)), checked.config.sweep.parallel or 0
+            elements.append(Element(words, folder, command(self.shown(point.overrides)), copies, frozen))
+        swept, parallel = tuple(sorted(self.swept)), self.at_a_time or 0
         some = tuple(numbers) if len(numbers) < len(self.points) else ()
         held = bool(recorded_by(checked.config))
         return replace(job, points=tuple(elements), numbers=some, swept=swept, parallel=parallel, held=held)
 
-    def _job(self, point: SweepJob) -> None:
-        """Run one job. A failure is recorded; an interruption ends the sweep."""
+    def run_parallel(self) -> None:
+        """Run the jobs that are not over side by side."""
+        from trainer.cli.sweep_parallel import EachOnce, Parallel, of_host
+
+        left = [number for number, point in enumerate(self.points) if not self._is_over(number, point)]
+        if left:
+            source, slots = EachOnce(self, left), of_host(self, self.at_a_time)
+            Parallel(self, source, slots[: len(left)]).run()
+
+    def _is_over(self, number: int, point: SweepJob) -> bool:
+        """Whether a sweep that goes on finds this job done; then notes its result."""
+        folder = self.folder / point.subdir
+        if not _is_done(point.ready, folder):
+            return False
+        self._end(number, point.overrides, replace(read_result(str(folder), "done", ""), run_dir=str(folder)))
+        return True
+
+    def _job(self, number: int, point: SweepJob) -> str:
+        """Run one job; returns its status. A failure is recorded; an interruption ends the sweep."""
         overrides, where = point.overrides, str(self.folder / point.subdir)
-        shown = tuple(text(override) for override in overrides)
-        ready: Ready | None = None
         begun: Ready | None = None
-        self._announce(overrides)
+        self._announce(number, overrides)
         try:
-            ready = of_the_same_data(self._ready(point, where))
-            claim(Path(where), chosen=True)
-            with held(ready):
-                begun = ready
-                leave_hydra_files(point.config, Path(where))
-                result = execute(ready, start_here, [*self.flags, *overrides], self.tracker, self.folder)
+            with in_its_folder(point, self._ready(point, where), self.folder) as begun:
+                result = execute(begun, start_here, [*self.flags, *overrides], self.tracker, self.folder)
         except (Interrupted, KeyboardInterrupt) as error:
-            self._break(begun)
+            if begun is not None:
+                say_broken(begun)
             cut = _cut(error)
             if begun is not None and (note := how_to_go_on(cut, begun, [*self.flags, *overrides])):
                 cut.add_note(note)
             status = PREEMPTED if isinstance(cut, RunPreempted) else "killed"
-            self._end(shown, _left(begun, where, status, str(cut)), ready)
+            self._end(number, overrides, _left(begun, where, status, str(cut)))
             raise cut from None
         except (RunFailed, UserError) as error:
-            self._break(begun)
+            if begun is not None:
+                say_broken(begun)
             print(f"job failed: {error}", flush=True)
             if begun is not None and (resumes := how_to_resume(begun, [*self.flags, *overrides])):
                 print(resumes, flush=True)
             result = _left(begun, where, "failed", str(error))
-        self._end(shown, result, ready)
+        self._end(number, overrides, result)
+        return result.status
 
-    def _announce(self, overrides: list[str]) -> None:
+    def _announce(self, number: int, overrides: list[str]) -> None:
         """Print the job's number, and the overrides in which it differs from others."""
-        from trainer.config.keys import key_of
-
-        shown = [o for o in overrides if key_of(o) in self.swept] or overrides
-        Screen().print(f"\n--- job {len(self.ended)} of {len(self.jobs)}: {command(shown)}")
+        Screen().print(f"\n--- job {number} of {len(self.jobs)}: {command(self.shown(overrides))}")
 
     def _ready(self, point: SweepJob, where: str) -> Ready:
         """Check the next job again: the machine may have changed."""
@@ -353,46 +369,56 @@ class Sweep:
         ready = ready.with_plan(remarks={"left_out": planned.remarks.left_out})
         return replace(ready, swept=frozenset(self.swept), later=bool(self.ended))
 
-    def _break(self, ready: Ready | None) -> None:
-        """Print the last lines of a job that was begun."""
-        if ready is not None:
-            say_broken(ready)
+    def _end(self, number: int, overrides: Sequence[str], result: Result) -> None:
+        self.ended[number] = self.row(self.shown(overrides), result)
 
-    def _end(self, shown: tuple[str, ...], result: Result, ready: Ready | None) -> None:
-        self.ended.append(sweep_table.Row(shown, result, ready.plan.objective.best if ready is not None else ""))
+    def shown(self, overrides: Sequence[str]) -> tuple[str, ...]:
+        """The overrides in which a job differs from others, without secrets."""
+        return tuple(text(o) for o in overrides if key_of(o) in self.swept) or tuple(map(text, overrides))
+
+    def row(self, shown: tuple[str, ...], result: Result) -> sweep_table.Row:
+        """The row of a job in the table, with the best values of the objectives."""
+        wanted = self.objectives
+        values = measured(Path(result.run_dir), wanted) if result.run_dir else {}
+        own = {one.metric: result.best[one.metric] for one in wanted if one.metric in result.best}
+        return sweep_table.Row(shown, result, wanted[0].metric, wanted, {**values, **own})
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """What the jobs are compared by."""
+        known = self.points[0].ready.plan.objective
+        return objectives(self.config.objective, known.best, known.lower)
 
     def _close(self, status: str) -> None:
         """Print the table of all jobs, also of those that did not start, and end the MLflow run."""
-        waiting = (sweep_table.waiting(text(o) for o in left) for left in self.jobs[len(self.ended) :])
-        every = [*self.ended, *waiting]
+        every = [
+            self.ended.get(number) or sweep_table.waiting(text(o) for o in left)
+            for number, left in enumerate(self.jobs)
+        ]
         closing = Closing(say)
         with closing.step("the sweep's table"):
-            sweep_table.show_sweep(every, self.folder, [point.subdir for point in self.points])
+            sweep_table.show_sweep(every, self.folder, self.subdirs)
         with closing.step("the sweep's report"):
             sweep_report.leave(self.folder)
         with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
-                repeat = f"python -m trainer {command([*self.flags, '-m', *self.overrides])}"
-                self._close_tracking(self.tracker, status, every, repeat)
+                sweep_tracking.close(self, self.tracker, status, every)
         closing.tell()
-
-    def _close_tracking(self, tracker: RecorderProcess, status: str, every: list[sweep_table.Row], repeat: str) -> None:
-        from trainer.tracking.describe import NOTE
-
-        sweep_table.leave_best(every, self.folder)
-        note = sweep_table.note(self.points[0].ready.plan.paths.name, every, self.swept, repeat, self.folder)
-        tracker.close(self.folder, status, hide({NOTE: note}), FLUSH_S)
 
 
 @contextlib.contextmanager
-def _cancelled_while_held(submitted: Submitted | None) -> Iterator[None]:
-    """Context manager: a job that was not released is cancelled at the end, whatever has happened."""
-    try:
-        yield
-    finally:
-        if submitted is not None and submitted[1].held:
-            with contextlib.suppress(Unreachable):
-                submitted[1].cancel()
+def in_its_folder(point: SweepJob, ready: Ready, folder: Path) -> Iterator[Ready]:
+    """Context manager: a job of a sweep has its folder for itself, in which Hydra's files lie; yields the job.
+
+    Args:
+        folder: of the sweep.
+    """
+    where = folder / point.subdir
+    ready = of_the_same_data(ready)
+    claim(where, chosen=True)
+    with held(ready):
+        leave_hydra_files(point.config, where)
+        yield ready
 
 
 def _cut(error: Interrupted | KeyboardInterrupt) -> Interrupted:
@@ -415,18 +441,3 @@ def _is_done(ready: Ready, folder: Path) -> bool:
     if resume.harmless and resume.step < ready.plan.length.total_steps:  # more epochs, for example
         return False
     return read_result(str(folder), "failed", "").status == "done"
-
-
-def _of_engine(folder: Path, status: str) -> Result:
-    """The result of a job of a sweep that an engine has run.
-
-    Args:
-        status: of a job that has begun, and has left none.
-    """
-    if status == SUBMITTED:
-        return replace(read_result(str(folder), SUBMITTED, ""), run_dir=str(folder))
-    code = read_code(folder / ENGINE)
-    if code in (None, *WITHOUT_FAULT) and not (folder / "config.yaml").exists():
-        return Result(sweep_table.NOT_STARTED, str(folder))
-    status = "failed" if code not in (None, *WITHOUT_FAULT) else status
-    return replace(read_result(str(folder), status, "it has not ended"), run_dir=str(folder))

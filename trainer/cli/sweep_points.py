@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 """The default names of the jobs' folders."""
 
-OWN_FILES = ("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl")
+OWN_FILES = ("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log")
 """Files that a sweep writes beside the jobs' folders."""
 
 
@@ -75,24 +75,13 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: 
     refusals: list[dict[str, UserError]] = []
     kept = _decisive(jobs)
     for number, job in enumerate(jobs):
-        errors: dict[str, UserError] = {}
         if "verbosity=quiet" not in job:
             streams.wait_for(f"checking job {number + 1} of {len(jobs)}")
-        while True:
-            used = [o for o in job if o not in errors]
-            try:
-                point = _check_point(app, master, used, number, as_new)
-            except UserError as error:
-                if not (strange := _strange(used, error, kept)):
-                    raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
-                errors |= dict.fromkeys(strange, error)
-            else:
-                listed = {o: error for error in point.ready.checked.lacks.errors for o in _strange(used, error, kept)}
-                if not listed:
-                    break
-                errors |= listed
-        left_out = [f"{o}: {refused.why}" for o, refused in errors.items()]
-        points.append(replace(point, ready=point.ready.with_plan(remarks={"left_out": left_out})))
+        try:
+            point, errors = check_point(app, master, job, number, kept, as_new)
+        except UserError as error:
+            raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
+        points.append(point)
         refusals.append(errors)
     useless = {key_of(o): refused for errors in refusals for o, refused in errors.items()}
     for key, refused in useless.items():
@@ -100,6 +89,35 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: 
             raise refused
     check_apart(points, jobs, compose.named_folder(master, "hydra.sweep.dir"))
     return points
+
+
+def check_point(
+    app: Hydra, master: DictConfig, job: list[str], number: int, kept: Collection[str] = (), as_new: bool = False
+) -> tuple[SweepJob, dict[str, UserError]]:
+    """Check one point, without the overrides that it has no use for; returns it, and why each of those was left out.
+
+    Args:
+        kept: overrides that are not left out.
+
+    Raises:
+        UserError: it cannot run.
+    """
+    errors: dict[str, UserError] = {}
+    while True:
+        used = [o for o in job if o not in errors]
+        try:
+            point = _check_point(app, master, used, number, as_new)
+        except UserError as error:
+            if not (strange := _strange(used, error, kept)):
+                raise
+            errors |= dict.fromkeys(strange, error)
+        else:
+            listed = {o: error for error in point.ready.checked.lacks.errors for o in _strange(used, error, kept)}
+            if not listed:
+                break
+            errors |= listed
+    left_out = [f"{o}: {refused.why}" for o, refused in errors.items()]
+    return replace(point, ready=point.ready.with_plan(remarks={"left_out": left_out})), errors
 
 
 def check_apart(points: Sequence[SweepJob], jobs: list[list[str]], folder: Path) -> None:
@@ -162,7 +180,7 @@ def _in_job(what: str, job: list[str], jobs: list[list[str]]) -> str:
     return f"{what} in {_job(jobs.index(job), others)}"
 
 
-def _strange(overrides: list[str], error: UserError, kept: set[str]) -> list[str]:
+def _strange(overrides: list[str], error: UserError, kept: Collection[str]) -> list[str]:
     """The overrides that an error reports as useless beside the others, except ``kept``."""
     return [o for o in overrides if key_of(o) in error.unusable and o not in kept]
 

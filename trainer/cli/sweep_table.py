@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from trainer.cli.last_lines import shown
-from trainer.errors import PREEMPTED
+from trainer.cli.sweep_objective import Objective
+from trainer.errors import PREEMPTED, PRUNED
 from trainer.job.result import Result
 from trainer.metrics.best import falls
 from trainer.run_folder import csv_files
@@ -31,18 +32,30 @@ class Row:
     """One job's row in a sweep's table: its overrides, its result, and the name of its watched metric.
 
     Attributes:
-        overrides: without secrets. result: of the job. watched: the metric that marks its best model.
+        overrides: without secrets. result: of the job. watched: the metric that sorts the jobs.
+        objectives: all metrics by which the jobs are compared. values: the best of each, by metric.
     """
 
     overrides: tuple[str, ...]
     result: Result
     watched: str = ""
+    objectives: tuple[Objective, ...] = ()
+    values: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def best(self) -> float | None:
         """The best value of this job's watched metric; None: it has none."""
-        value = self.result.best.get(self.watched)
+        return self.value(self.watched)
+
+    def value(self, metric: str) -> float | None:
+        """The best value of a metric; None: it was not measured."""
+        value = self.values.get(metric, self.result.best.get(metric))
         return None if value is None or math.isnan(value) else value
+
+    @property
+    def is_less_better(self) -> bool:
+        """Whether less of the watched metric is better."""
+        return self.objectives[0].is_less_better if self.objectives else falls(self.watched)
 
 
 def waiting(overrides: Iterable[str]) -> Row:
@@ -56,24 +69,60 @@ def best_of(jobs: Sequence[Row]) -> int | None:
     watched = {job.watched for job in jobs if job.best is not None}
     if len(watched) != 1 or not done:
         return None
-    value = (min if falls(watched.pop()) else max)(value for value, _ in done)
+    is_less_better = next(job.is_less_better for job in jobs if job.best is not None)
+    value = (min if is_less_better else max)(value for value, _ in done)
     return next(number for found, number in done if found == value)
+
+
+def front(jobs: Sequence[Row]) -> list[int]:
+    """The jobs that are the best; of several objectives those that no other job is better than in all of them."""
+    best = best_of(jobs)
+    if best is None or len(wanted := jobs[best].objectives) < 2:
+        return [] if best is None else [best]
+    scores: dict[int, list[float]] = {}
+    for number, job in enumerate(jobs):
+        values = [(one, job.value(one.metric)) for one in wanted]
+        if all(value is not None for _, value in values):
+            scores[number] = [value if one.is_less_better else -value for one, value in values if value is not None]
+    return [
+        number
+        for number, own in scores.items()
+        if not any(other != own and all(a <= b for a, b in zip(other, own, strict=True)) for other in scores.values())
+    ]
+
+
+def in_order(jobs: Sequence[Row]) -> list[int]:
+    """The numbers of the jobs, the best ones first, and those without a value last."""
+
+    def place(number: int) -> tuple[bool, float, int]:
+        job = jobs[number]
+        value = job.best
+        if value is None or best_of(jobs) is None:
+            return True, 0.0, number
+        return False, value if job.is_less_better else -value, number
+
+    return sorted(range(len(jobs)), key=place)
 
 
 def _table(jobs: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return a sweep's table: column names, and a row of cells for each job (overrides, status, metrics, seconds)."""
     metrics = [m for m in METRICS if any(m in job.result.metrics for job in jobs)]
-    watched = sorted({job.watched for job in jobs if job.best is not None})
-    columns = ["job", "overrides", "status", *metrics, *(f"best {name}" for name in watched), "seconds"]
+    compared = [name for job in jobs for name in (job.watched, *(one.metric for one in job.objectives))]
+    watched = sorted({name for name in compared if any(job.value(name) is not None for job in jobs)})
+    columns = ["job", "overrides", "status", *metrics, *(f"best {name}" for name in watched if name), "seconds"]
     common = set.intersection(*(set(job.overrides) for job in jobs)) if len(jobs) > 1 else set()
     rows = []
     for number, job in enumerate(jobs):
         differing = " ".join(o for o in job.overrides if o not in common)
         values = [f"{job.result.metrics[m]:.4f}" if m in job.result.metrics else "" for m in metrics]
-        best = [f"{job.best:.4f}" if job.best is not None and job.watched == name else "" for name in watched]
+        best = [_number(job.value(name)) for name in watched if name]
         seconds = "" if job.result.status == NOT_STARTED else f"{job.result.seconds:.1f}"
         rows.append([str(number), differing, job.result.status, *values, *best, seconds])
     return columns, rows
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}" if abs(value) >= 1e-3 or not value else f"{value:.3g}"
 
 
 def write(jobs: Sequence[Row], folder: Path) -> Path:
@@ -91,7 +140,7 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
     best = best_of(jobs)
     ended = [
         status
-        for status in ("done", "submitted", "failed", "killed", PREEMPTED, NOT_STARTED)
+        for status in ("done", PRUNED, "submitted", "failed", "killed", PREEMPTED, NOT_STARTED)
         if any(row[2] == status for row in rows)
     ]
     counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)
@@ -143,8 +192,14 @@ def show_sweep(jobs: Sequence[Row], sweep_dir: Path, subdirs: Sequence[str]) -> 
     """
     columns, rows = _table(jobs)
     spare = [columns.index(name) for name in SPARE if name in columns]
-    out = Screen().rows("Sweep", columns, rows, columns.index("overrides"), spare)
+    best, order = front(jobs), in_order(jobs)
+    marked = [[f"{'*' * (number in best)}{rows[number][0]}", *rows[number][1:]] for number in order]
+    out = Screen().rows("Sweep", columns, marked, columns.index("overrides"), spare)
     write(jobs, sweep_dir)
+    if best and (first := jobs[best[0]]).result.run_dir:
+        named = f"{first.watched} {first.best:.5f}" if len(best) == 1 else f"none is better in all of {len(best)} jobs"
+        evaluated = f"python -m trainer eval {shown(Path(first.result.run_dir))}"
+        Screen().print(f"best: job {', '.join(map(str, best))} ({named}); {evaluated}")
     more = f", with {', '.join(out)}" if out else ""
     Screen().print(f"jobs are in {_folders(sweep_dir, subdirs)}; the table in {shown(sweep_dir / 'sweep.csv')}{more}")
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from trainer.config.redact import hide, scrub, text
 from trainer.config.schema.run import MLFLOW
-from trainer.errors import PREEMPTED, first_line
+from trainer.errors import PREEMPTED, PRUNED, first_line
+from trainer.launch.engines.contract import ENGINE
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives, repeat
 from trainer.tasks.contract import task_of
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from trainer.tracking.client import RecorderProcess
 
 KILLED_FLUSH_S = 4.0
-CUT_SHORT = ("killed", PREEMPTED)
+CUT_SHORT = ("killed", PREEMPTED, PRUNED)
 """Statuses of runs that have little time for their end."""
 
 
@@ -66,6 +67,8 @@ def finish(
     from trainer.terminal.screen import say
     from trainer.terminal.status import read_status
 
+    if result.status == PREEMPTED and (run_dir / ENGINE / PRUNED).exists():  # its search has asked it to end
+        result.status = result.ended = PRUNED
     closing = Closing(say)
     with closing.step("status.json"):
         _close_status(result, run_dir, ready.plan)
@@ -154,8 +157,8 @@ def _close_tracking(
     ended = {"done": "FINISHED", "failed": "FAILED"}.get(result.status, "KILLED")
     patience = KILLED_FLUSH_S if result.status in CUT_SHORT else ready.checked.config.tracking.flush_timeout_s
     tags = {"trainer.error": result.error[:4000]} if result.error else {}
-    if result.status == PREEMPTED:
-        tags["trainer.state"] = PREEMPTED.upper()
+    if result.status in (PREEMPTED, PRUNED):
+        tags["trainer.state"] = result.status.upper()
     if result.ended.startswith(("early stop", "stopped by a callback")):
         tags["trainer.ended"] = result.ended
     if result.chosen.get("num_workers") not in (None, ready.plan.chosen.num_workers):

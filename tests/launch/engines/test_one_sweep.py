@@ -14,7 +14,7 @@ import pytest
 from tests.launch.engines.conftest import SHOWN
 from tests.launch.engines.test_one_job import ACCEPTS, COMMAND, FORGETS, REFUSES, fake, type_command
 from trainer.cli.submit import released
-from trainer.cli.sweep import _cancelled_while_held, _of_engine
+from trainer.cli.sweep_engine import cancelled_while_held, of_engine
 from trainer.errors import RunFailed
 from trainer.job.result import Result
 from trainer.launch.engines.contract import Job, Point, State
@@ -198,7 +198,7 @@ def test_array_that_cannot_be_released_is_cancelled_and_one_that_the_user_holds_
     job = array(tmp_path, held=True)
     handle = Slurm().submit(job)
     fake(fakes, "scontrol", "#!/bin/sh\necho 'slurmctld is away' >&2\nexit 1\n")
-    with pytest.raises(RunFailed, match="cannot be released: slurmctld is away"), _cancelled_while_held((job, handle)):
+    with pytest.raises(RunFailed, match="cannot be released: slurmctld is away"), cancelled_while_held((job, handle)):
         released(handle, job)
     assert (fakes / "asked").read_text().endswith("scancel 12\n")
 
@@ -232,10 +232,10 @@ def test_job_that_was_interrupted_before_its_run_began_is_not_started(
 ) -> None:
     if code is not None:
         (made(tmp_path / "engine") / "code").write_text(f"{code}\n")
-    assert _of_engine(tmp_path, "killed").status == status
+    assert of_engine(tmp_path, "killed").status == status
     if code != 1:
         (tmp_path / "config.yaml").touch()
-        assert _of_engine(tmp_path, "killed").status == "killed"
+        assert of_engine(tmp_path, "killed").status == "killed"
 
 
 def test_sweep_that_resumes_submits_only_jobs_that_are_not_done(fakes: Path) -> None:

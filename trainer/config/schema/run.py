@@ -314,9 +314,28 @@ class PredictConfig:
 class SweepConfig:
     """sweep: how the jobs of ``-m`` run."""
 
-    parallel: Optional[int] = key(
-        None, "jobs at a time (null: one on this host; on an engine all that it starts)", "jobs", ge=1
+    parallel: Optional[Any] = key(
+        None, "jobs at a time; auto: as there are slots (null: one; on an engine all)", "jobs", ge=1, or_auto=True
     )
+    on_error: str = key("continue", "after a failed job: start the others or not", choices=("continue", "stop"))
+    resume: bool = key(False, "do only what is not done in hydra.sweep.dir, as resume=auto")
+    objective: Optional[Any] = key(
+        None, "metric that sorts the jobs, of a search several: val/loss, max perf/samples_per_s", texts=True
+    )
+    search: Optional[str] = key(None, "who chooses the values (null: every combination)", choices=("optuna",))
+    trials: int = key(20, "jobs of a search", "jobs", ge=1)
+    sampler: str = key("tpe", "how a search chooses values", choices=("tpe", "random", "cmaes", "grid"))
+    space: Dict[str, Any] = key({}, "values of a search by key: {optimizer.lr: log 1e-4..1, data.batch_size: [16,32]}")
+    seed: int = key(0, "of the search's choices", ge=0)
+    storage: Optional[str] = key(None, "address of the search's database (null: study.log in the sweep's folder)")
+    retries: int = key(1, "of a job of a search whose process has died", "retries", ge=0)
+    pruner: Optional[str] = key(
+        None,
+        "how a search ends bad jobs early; asha: they wait at rungs of epochs, and the best go on",
+        choices=("median", "halving", "asha"),
+    )
+    reduction: int = key(3, "with halving and asha: one of so many goes on from a rung to the next", "jobs", ge=2)
+    rung: int = key(1, "with halving and asha: length of the first rung", "epochs", ge=1)
 
 
 @dataclass

@@ -1,0 +1,130 @@
+"""Jobs side by side are those that would run one after the other; a death, a signal and a failure end no other job."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests import pace
+from tests.runs import losses, start, trainer
+from trainer.cli import sweep_table
+from trainer.cli.sweep_objective import Objective, measured, objectives
+from trainer.job.result import Result
+from trainer.service.pool import shares
+from trainer.service.queue import Slots
+
+SMALL = ("-m", "+recipe=digits_lenet", "epochs=9", "execution.threads=1", "tracking=none", "hydra.sweep.dir=sweep")
+BESIDE = "sweep.parallel=2"
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    with (folder / "sweep" / "sweep.csv").open() as table:
+        return {row["job"]: row["status"] for row in csv.DictReader(table)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "each", "parallel", "shared"),
+    [
+        (8, 0, (2, 0), None, [(0, 1), (2, 3), (4, 5), (6, 7)]),
+        (8, 0, (1, 0), 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (2, 0, (4, 0), None, [()]),
+        (2, 0, (1, 0), 3, [(), (), ()]),
+    ],
+)
+def test_jobs_share_the_cores_evenly_or_have_none_of_their_own(
+    cores: int, gpus: int, each: tuple[int, int], parallel: int | None, shared: list[tuple[int, ...]]
+) -> None:
+    host = Slots(tuple(range(cores)), tuple(map(str, range(gpus))))
+    assert [one.cores for one in shares(host, *each, parallel)] == shared
+
+
+def test_jobs_have_gpus_of_their_own_while_there_are_any() -> None:
+    host = Slots(tuple(range(8)), ("a", "b", "c", "d"))
+    assert [one.gpus for one in shares(host, 2, 2, None)] == [("a", "b"), ("c", "d")]
+    assert [one.gpus for one in shares(host, 1, 1, 5)] == [("a",), ("b",), ("c",), ("d",), ("a",)]
+
+
+def test_an_objective_has_a_direction_and_its_best_point(tmp_path: Path) -> None:
+    assert objectives(None, "val/acc1", {}) == (Objective("val/acc1", False),)
+    both = objectives(["val/loss", "max perf/samples_per_s"], "val/acc1", {})
+    assert both == (Objective("val/loss", True), Objective("perf/samples_per_s", False))
+    lines = [
+        '{"epoch": 0, "metrics": {"val/loss": 0.5}}',
+        '{"epoch": 1, "metrics": {"val/loss": NaN}}',
+        '{"epoch": 2, "me',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert measured(tmp_path, both) == {"val/loss": 0.5}
+
+
+def test_the_best_of_several_objectives_are_those_that_no_job_beats_in_all() -> None:
+    both = objectives(["val/loss", "val/acc1"], "", {})
+    rows = [
+        sweep_table.Row((f"a={loss}",), Result("done", "x"), "val/loss", both, {"val/loss": loss, "val/acc1": right})
+        for loss, right in ((0.3, 0.7), (0.2, 0.6), (0.4, 0.65), (0.5, 0.9))
+    ]
+    assert sweep_table.front(rows) == [0, 1, 3] and sweep_table.in_order(rows) == [1, 0, 2, 3]
+
+
+def test_jobs_side_by_side_are_those_one_after_the_other(tmp_path: Path) -> None:
+    for name, words in (("one", ()), ("beside", (BESIDE,))):
+        (tmp_path / name).mkdir()
+        done = trainer(*SMALL, "epochs=2", "optimizer.lr=0.1,1e9,0.01", *words, cwd=tmp_path / name)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert statuses(tmp_path / name) == {"0": "done", "1": "failed", "2": "done"}
+    for job in "02":
+        assert losses(tmp_path / "beside" / "sweep" / job) == losses(tmp_path / "one" / "sweep" / job) != []
+    assert "job 1 failed: The loss is nan" in done.stdout and "*" in done.stdout.partition("Sweep\n")[2]
+    again = trainer(*SMALL, "epochs=2", "optimizer.lr=0.1,1e9,0.01", BESIDE, "sweep.resume=true", cwd=tmp_path / name)
+    assert "job 0" not in again.stdout.partition("Sweep\n")[0] and "job 1 failed" in again.stdout, again.stdout
+
+
+def test_ctrl_c_leaves_a_table_and_a_killed_job_ends_alone(tmp_path: Path) -> None:
+    sweep = start(*SMALL, "epochs=4000", "seed=1,2,3", BESIDE, cwd=tmp_path)
+    screen = tmp_path / "screen.txt"
+
+    def trains(job: int) -> bool:
+        log = tmp_path / "sweep" / str(job) / "metrics.jsonl"
+        return log.exists() and '"val/' in log.read_text()
+
+    try:
+        pace.wait_for(lambda: trains(0) and trains(1), 120, "two jobs train")
+        slots = [
+            one
+            for one in psutil.Process(sweep.pid).children(recursive=True)
+            if "trainer.cli.sweep_slot" in one.cmdline()
+        ]
+        assert len(slots) == 2
+        slots[0].kill()
+        pace.wait_for(lambda: trains(2), 120, "the third job has the place of the killed one")
+        os.kill(sweep.pid, signal.SIGINT)
+        assert sweep.wait(60) == 130
+    finally:
+        sweep.kill()
+    said = screen.read_text()
+    assert "failed: its process was killed by SIGKILL (out of memory?)" in said
+    assert sorted(statuses(tmp_path).values()) == ["failed", "killed", "killed"]
+    assert said.rstrip().splitlines()[-1].endswith("hydra.sweep.dir=sweep resume=auto")
+    pace.wait_for(lambda: not any(one.is_running() and one.status() != "zombie" for one in slots), 20, "none is left")
+
+
+@pytest.mark.all
+def test_a_job_that_waited_at_a_rung_ends_as_one_that_did_not(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    words = ("sweep=optuna", "sweep.pruner=asha", "sweep.trials=3", "optimizer.lr=interval(0.01,0.1)")
+    done = trainer(*SMALL, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = statuses(tmp_path)
+    assert sorted(found.values()) == ["done", "pruned", "pruned"], done.stdout
+    [best] = [job for job, status in found.items() if status == "done"]
+    own = (tmp_path / "sweep" / best / ".hydra" / "overrides.yaml").read_text()
+    rate = next(line for line in own.splitlines() if "optimizer.lr" in line).removeprefix("- ")
+    assert f"job {best} waits" in done.stdout and f"job {best} of 3 goes on" in done.stdout
+    whole = trainer(*(word for word in SMALL[1:-1]), rate, "hydra.run.dir=whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    assert losses(tmp_path / "sweep" / best) == losses(tmp_path / "whole") != []
