@@ -145,6 +145,7 @@ def test_without_optuna_a_sentence_has_the_command(monkeypatch: pytest.MonkeyPat
     [
         (["sweep=optuna"], "no key with several values"),
         (["sweep=optuna", "sweep.space={optimizer.lr: fast}"], "neither a list of values nor a range"),
+        (["sweep=optuna", "sweep.space=fast"], "is no mapping"),
         (["sweep=optuna", "optimizer.lr=interval(0.1,1)", "launch=queue"], "sweep.parallel=auto"),
         (["sweep=optuna", "optimizer.lr=interval(-1,1)"], "optimizer.lr"),
         (["sweep=optuna", "optimizer.lr=0.1,1", "hydra.sweep.subdir=x"], "numbers as folders"),

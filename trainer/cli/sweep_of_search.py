@@ -47,8 +47,8 @@ def checked(
         raise UserError("hydra.sweep.subdir", "the jobs of a search have their numbers as folders", BY_NUMBER)
     typed: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)
     parsed = OverridesParser.create().parse_overrides(typed)
-    values: Any = OmegaConf.to_container(master.sweep.space, resolve=True) if master.sweep.space else {}
-    space = sweep_space.of_search(values, parsed)
+    space_of: Any = OmegaConf.to_container(master.sweep, resolve=True)
+    space = sweep_space.of_search(space_of.get("space") or {}, parsed)
     swept = {one.key for one in space}
     base = [
         str(one.input_line)

@@ -148,12 +148,14 @@ def of_override(typed: Override) -> Dimension:
     raise UserError(what, "is a pattern, of which a search does not know the values", f"{key}=choice(A,B)")
 
 
-def of_search(space: Mapping[str, Any], typed: Sequence[Override]) -> list[Dimension]:
+def of_search(space: Any, typed: Sequence[Override]) -> list[Dimension]:
     """The space of a search: the keys of ``sweep.space``, and those of swept overrides.
 
     Raises:
         UserError: it is empty, or a key is there twice.
     """
+    if not isinstance(space, Mapping):
+        raise UserError(f"sweep.space={spelled(space)}", "is no mapping from keys to their values", EXAMPLE)
     found = [parse(key, value) for key, value in _flat(space)]
     found += [of_override(one) for one in typed if one.is_sweep_override()]
     keys = [one.key for one in found]

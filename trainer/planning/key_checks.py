@@ -28,8 +28,8 @@ def check_keys(config: Mapping[str, Any]) -> None:
     root = {k.path: k for k in keys.keys(schema.Config)}
     free = (*schema.GROUPS, "metrics")  # what is in these is checked elsewhere
     present = {**config, **{p: v for p, v in leaves(config, "") if p.partition(".")[0] not in (*free, p)}}
-    space = config.get("sweep", {}).get("space")  # its keys are those of other groups; the search checks it
-    present = {p: v for p, v in present.items() if not p.startswith("sweep.space.")} | {"sweep.space": space}
+    # The keys of sweep.space are those of other groups; the search checks them.
+    present = {p: v for p, v in present.items() if not p.startswith("sweep.space.")} | {"sweep.space": None}
     nodes = {path.partition(".")[0] for path in root} - set(root)
     for name, value in present.items():
         if name not in root and (name not in nodes or not isinstance(value, Mapping)):

@@ -325,10 +325,12 @@ class SweepConfig:
     search: Optional[str] = key(None, "who chooses the values (null: every combination)", choices=("optuna",))
     trials: int = key(20, "jobs of a search", "jobs", ge=1)
     sampler: str = key("tpe", "how a search chooses values", choices=("tpe", "random", "cmaes", "grid"))
-    space: Dict[str, Any] = key({}, "values of a search by key: {optimizer.lr: log 1e-4..1, data.batch_size: [16,32]}")
+    space: Optional[Any] = key(
+        None, "values of a search, e.g. {optimizer.lr: log 1e-4..1, data.batch_size: [16,32]}", texts=True
+    )
     seed: int = key(0, "of the search's choices", ge=0)
     storage: Optional[str] = key(None, "address of the search's database (null: study.log in the sweep's folder)")
-    retries: int = key(1, "of a job of a search whose process has died", "retries", ge=0)
+    retries: int = key(1, "of a job of a search whose process has died", "restarts", ge=0)
     pruner: Optional[str] = key(
         None,
         "how a search ends bad jobs early; asha: they wait at rungs of epochs, and the best go on",
