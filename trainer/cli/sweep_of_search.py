@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import sweep_search, sweep_space
 from trainer.cli.commands import submitter_of
-from trainer.cli.sweep import Sweep
-from trainer.cli.sweep_parallel import Next, Parallel, of_host
+from trainer.cli.sweep_parallel import Parallel, of_host
 from trainer.cli.sweep_points import BY_NUMBER, check_points
+from trainer.cli.sweep_run import Sweep
 from trainer.cli.sweep_search import Search
+from trainer.cli.sweep_state import Next
 from trainer.config.keys import key_of
 from trainer.errors import UserError
 from trainer.host.symlink_checks import check_sweep_folder

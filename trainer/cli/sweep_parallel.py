@@ -6,7 +6,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from trainer.cli import sweep_table
 from trainer.cli.commands import recorded_by
 from trainer.cli.last_lines import INDENT, shown
 from trainer.cli.submit import SWEEP_DIR, Commands
+from trainer.cli.sweep_state import Next
 from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import BY_CTRL_C, PRUNED, AskedToLeave, Interrupted, RunPreempted, first_line
@@ -27,22 +28,12 @@ from trainer.terminal.screen import Screen, say
 from trainer.wording import counted
 
 if TYPE_CHECKING:
-    from trainer.cli.sweep import Sweep
+    from trainer.cli.sweep_state import SweepState
 
 POLL_S = 0.2
 WORST_S = 15.0
 """So long after ``checkpoint.grace_s`` a job that was asked to end is killed."""
 CONFIG_DIR = "--config-dir"
-
-
-@dataclass(frozen=True)
-class Next:
-    """A job to start now: its number in the sweep, its overrides, and those that are shown."""
-
-    number: int
-    words: tuple[str, ...]
-    shown: tuple[str, ...]
-    subdir: str
 
 
 class Source(ABC):
@@ -74,7 +65,7 @@ class EachOnce(Source):
         left: the numbers of those that are not over.
     """
 
-    def __init__(self, sweep: Sweep, left: Sequence[int]) -> None:
+    def __init__(self, sweep: SweepState, left: Sequence[int]) -> None:
         self.sweep, self.left, self.total = sweep, list(left), len(sweep.points)
 
     def next(self) -> Next | None:
@@ -89,7 +80,7 @@ class EachOnce(Source):
         return True
 
 
-def of_host(sweep: Sweep, parallel: int | None, host: Slots | None = None) -> list[Slots]:
+def of_host(sweep: SweepState, parallel: int | None, host: Slots | None = None) -> list[Slots]:
     """The slots of each job of a sweep that runs at the same time; says where there are too few.
 
     Args:
@@ -113,7 +104,7 @@ class Parallel:
         slots: of each job that runs at the same time.
     """
 
-    def __init__(self, sweep: Sweep, source: Source, slots: Sequence[Slots]) -> None:
+    def __init__(self, sweep: SweepState, source: Source, slots: Sequence[Slots]) -> None:
         self.sweep, self.source, self.slots = sweep, source, slots
         self.jobs: dict[int, tuple[Next, float]] = {}
         self.stops = False

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import sweep_space
 from trainer.cli.sweep_objective import Objective, measured, points
-from trainer.cli.sweep_parallel import Next, Source
+from trainer.cli.sweep_parallel import Source
 from trainer.cli.sweep_rungs import Rungs
 from trainer.cli.sweep_space import Choice, Dimension
+from trainer.cli.sweep_state import Next
 from trainer.config.redact import text
 from trainer.config.schema.run import SweepConfig
 from trainer.errors import PRUNED, UserError

@@ -74,7 +74,7 @@ def _slot(setup: Setup) -> Iterator[_Slot]:
 
 def _import_early() -> None:
     """Import what the first job needs, while the recorder imports what it needs."""
-    from trainer.cli import sweep  # noqa: F401
+    from trainer.cli import sweep_state  # noqa: F401
     from trainer.worker import train  # noqa: F401
 
 
@@ -101,8 +101,8 @@ class _Slot:
     def run(self, job: SlotJob) -> End:
         """Run a job, and return how it has ended."""
         from trainer.cli.last_lines import say_broken, say_result
-        from trainer.cli.sweep import in_its_folder
         from trainer.cli.sweep_points import check_point
+        from trainer.cli.sweep_state import in_its_folder
         from trainer.errors import PREEMPTED, AskedToLeave, Interrupted, RunFailed, RunPreempted, UserError
         from trainer.host.signals import termination_raises
         from trainer.job.job import execute

@@ -11,7 +11,7 @@ from trainer.config.keys import key_of
 from trainer.config.redact import command, hide
 
 if TYPE_CHECKING:
-    from trainer.cli.sweep import Sweep
+    from trainer.cli.sweep_state import SweepState
     from trainer.tracking.client import RecorderProcess
     from trainer.tracking.contract import TrackedRun
 
@@ -19,7 +19,7 @@ FLUSH_S = 10.0
 """Longest wait at the end of a sweep for points that MLflow does not have yet."""
 
 
-def described(sweep: Sweep) -> TrackedRun:
+def described(sweep: SweepState) -> TrackedRun:
     """The parent run of the jobs' runs; with ``resume=auto``, the earlier one of the sweep's folder."""
     from trainer.tracking.describe import describe, public
     from trainer.tracking.naming import sweep_name
@@ -38,7 +38,7 @@ def described(sweep: Sweep) -> TrackedRun:
     )
 
 
-def _values(sweep: Sweep) -> dict[str, str]:
+def _values(sweep: SweepState) -> dict[str, str]:
     """The values of each swept key, without secrets, as parameters of the sweep's MLflow run."""
     from trainer.tracking.describe import public
 
@@ -49,7 +49,7 @@ def _values(sweep: Sweep) -> dict[str, str]:
     return {key: ",".join(dict.fromkeys(found)) for key, found in values.items()}
 
 
-def close(sweep: Sweep, tracker: RecorderProcess, status: str, jobs: Sequence[sweep_table.Row]) -> None:
+def close(sweep: SweepState, tracker: RecorderProcess, status: str, jobs: Sequence[sweep_table.Row]) -> None:
     """End the sweep's run, with its table."""
     from trainer.tracking.describe import NOTE
 
