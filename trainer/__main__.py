@@ -78,6 +78,10 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.cli import queue_verbs
     from trainer.terminal import streams
 
+    if argv and argv[0] == "serve":
+        from trainer.cli import serve
+
+        return serve.answer(argv[1:])
     if argv and argv[0] in queue_verbs.VERBS:
         if argv[0] != queue_verbs.SUBMIT:
             return queue_verbs.answer(argv[0], argv[1:])
