@@ -88,6 +88,10 @@ def _dispatch(argv: list[str]) -> int:
             from trainer.cli import runs_verbs
 
             return runs_verbs.answer(argv[1:])
+        elif argv[0] == "serve":
+            from trainer.cli import serve
+
+            return serve.answer(argv[1:])
 
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help

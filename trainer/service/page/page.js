@@ -1,0 +1,139 @@
+// The page of the queue: lists runs, shows one of them, and asks for cancel, resume and retry.
+// Every text is set as text (textContent), never as markup. The csrf value is kept by this origin alone.
+"use strict";
+const $ = (id) => document.getElementById(id);
+let shown = null; // the number of the run that is shown
+let follow = null; // ends the stream of its log
+
+async function ask(path, options = {}) {
+  const headers = { "x-csrf-token": localStorage.getItem("csrf") || "", ...options.headers };
+  const answer = await fetch(path, { ...options, headers });
+  if (answer.status === 401) showLogin();
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({ error: answer.statusText }));
+    throw new Error(said.error);
+  }
+  return answer;
+}
+
+function say(text) { $("said").textContent = text; }
+
+function showLogin() {
+  $("login").hidden = false;
+  $("main").hidden = $("logout").hidden = true;
+}
+
+function element(name, text, parent) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (parent) parent.append(made);
+  return made;
+}
+
+// Reads server-sent events with fetch, because EventSource can send no csrf value.
+async function events(path, signal, seen) {
+  const reader = (await ask(path, { signal })).body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const blocks = (rest + part.value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const found = /^event: (\w+)\ndata: (.*)$/s.exec(block);
+      if (found) seen(found[1], JSON.parse(found[2]));
+    }
+  }
+}
+
+function showRuns(state) {
+  $("slots").textContent = state.hosts.map((one) => `${one.host}: ${one.free.cores.length} of ${one.all.cores.length} cores free, ` +
+    `${one.free.gpus.length} of ${one.all.gpus.length} GPUs free`).join("; ");
+  const focused = document.activeElement && document.activeElement.dataset.what;
+  $("runs").replaceChildren(...state.runs.map((run) => {
+    const row = document.createElement("tr");
+    button(element("td", "", row), String(run.number), `show ${run.number}`, () => show(run.number));
+    element("td", run.state, row);
+    element("td", run.by ? `${run.name} (${run.by})` : run.name, row);
+    const at = run.progress;
+    element("td", at && at.percent !== null ? `${Math.round(at.percent)} %, update ${at.step} of ${at.total}` : "", row);
+    element("td", run.position === null ? run.reason : `position ${run.position + 1}. ${run.reason}`, row);
+    const cell = element("td", "", row);
+    for (const verb of run.may) button(cell, verb, `${verb} ${run.number}`, () => act(run.number, verb));
+    return row;
+  }));
+  if (focused) for (const one of $("runs").querySelectorAll("button")) if (one.dataset.what === focused) one.focus();
+}
+
+function button(parent, text, what, pressed) {
+  const made = element("button", text, parent);
+  made.dataset.what = what;
+  made.setAttribute("aria-label", what);
+  made.addEventListener("click", pressed);
+}
+
+async function act(number, verb) {
+  try {
+    say((await (await ask(`/api/runs/${number}/${verb}`, { method: "POST" })).json()).said);
+  } catch (error) { say(error.message); }
+}
+
+async function show(number) {
+  if (follow) follow.abort();
+  follow = new AbortController();
+  shown = number;
+  try {
+    const run = await (await ask(`/api/runs/${number}`)).json();
+    if (shown !== number) return;
+    $("detail").hidden = false;
+    $("title").textContent = `Run ${run.number}: ${run.name}, ${run.state}`;
+    $("command").textContent = run.command;
+    $("log").textContent = "";
+    $("pictures").replaceChildren();
+    for (const path of run.pictures) picture(number, path);
+    await events(`/api/runs/${number}/logs?follow=true&last=65536`, follow.signal, (kind, data) => {
+      if (kind === "line" && shown === number) $("log").append(`${data}\n`);
+    });
+  } catch (error) { if (error.name !== "AbortError") say(error.message); }
+}
+
+async function picture(number, path) {
+  const blob = await (await ask(`/api/runs/${number}/files/${path.split("/").map(encodeURIComponent).join("/")}`)).blob();
+  if (shown !== number) return;
+  const made = element("img", "", $("pictures"));
+  made.alt = path;
+  made.src = URL.createObjectURL(blob);
+  made.addEventListener("load", () => URL.revokeObjectURL(made.src));
+}
+
+async function begin() {
+  try {
+    for (;;) {
+      await events("/api/events", undefined, (kind, state) => {
+        $("login").hidden = true;
+        $("main").hidden = $("logout").hidden = false;
+        showRuns(state);
+      });
+    }
+  } catch (error) {
+    say(error.message);
+    if ($("login").hidden) setTimeout(begin, 3000); // the service is away
+  }
+}
+
+$("login").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  try {
+    const body = JSON.stringify({ token: $("token").value });
+    const answer = await ask("/login", { method: "POST", body, headers: { "content-type": "application/json" } });
+    localStorage.setItem("csrf", (await answer.json()).csrf);
+    $("token").value = "";
+    $("login").hidden = true;
+    say("");
+    begin();
+  } catch (error) { say(error.message); }
+});
+$("logout").addEventListener("click", async () => {
+  localStorage.removeItem("csrf");
+  await ask("/logout", { method: "POST" });
+  location.reload();
+});
+begin();
