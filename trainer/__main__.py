@@ -78,20 +78,11 @@ def _dispatch(argv: list[str]) -> int:
     from trainer.terminal import streams
 
     if argv and argv[0].isalpha():  # a word; flags have a dash, and overrides a sign
-        from trainer.cli import queue_verbs
+        from trainer.cli import verbs
 
-        if argv[0] == queue_verbs.SUBMIT:
-            argv = queue_verbs.submitted(argv[1:])
-        elif argv[0] in queue_verbs.VERBS:
-            return queue_verbs.answer(argv[0], argv[1:])
-        elif argv[0] == "runs":
-            from trainer.cli import runs_verbs
-
-            return runs_verbs.answer(argv[1:])
-        elif argv[0] == "serve":
-            from trainer.cli import serve
-
-            return serve.answer(argv[1:])
+        if isinstance(answer := verbs.answer(argv), int):
+            return answer
+        argv = answer
 
     if any(a in ("-h", "--help") for a in argv):
         from trainer.cli.help import show_help

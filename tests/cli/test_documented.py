@@ -10,7 +10,7 @@ import pytest
 
 from trainer import run
 from trainer.__main__ import main
-from trainer.cli import queue_verbs
+from trainer.cli import queue_verbs, runs_verbs, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "recipes" / "README.md"]
@@ -41,6 +41,12 @@ def test_documented_commands_compose(
         elif words[0] in queue_verbs.VERBS:
             assert queue_verbs.parsed(words[0], words[1:])
             continue
+        elif words[0] == "serve":
+            assert serve.parsed(words[1:])
+            continue
+        elif words[0] == "runs":
+            assert runs_verbs.parsed(words[1], words[2:])
+            continue
         assert main([*words, "--cfg", "job"]) == 0, (words, capsys.readouterr().err)
 
 
@@ -59,6 +65,8 @@ def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
         )
     (place / "photos").mkdir()
+    (place / "sweeps" / "lr").mkdir(parents=True)
+    (place / "sweeps" / "lr" / "2").symlink_to(place / "RUN")
     (place / "RUN" / "checkpoints" / "step-000000080").mkdir()
     return place / "RUN"
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trainer.cli import compose, sweep, sweep_table
+from trainer.cli import compose, sweep, sweep_run, sweep_table
 from trainer.errors import Interrupted
 from trainer.job import plan_table, result
 from trainer.job.ready import Ready
@@ -144,7 +144,7 @@ def test_an_interrupted_sweep_shows_its_table_and_later_jobs_have_two_lines(
         best = {"val/acc1": len(ran) / 10}
         return Result("done", ready.plan.paths.run_dir, metrics=best, best=best, seconds=1.0)
 
-    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(sweep_run, "execute", execute)
     typed = ["+recipe=digits_lenet", "tracking=none", "hydra.sweep.dir=sweep", "optimizer.lr=0.1,0.2,0.3,0.4"]
     with pytest.raises(Interrupted, match="got SIGINT"), compose.hydra_app() as app:
         sweep.sweep(app, typed, "config")

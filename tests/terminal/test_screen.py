@@ -120,7 +120,7 @@ def test_a_sweeps_table_fits_the_terminal_and_says_what_is_left_out(
     with Terminal(columns).shown(monkeypatch) as lines:
         monkeypatch.setenv("COLUMNS", str(columns))
         show_sweep(JOBS, Path.cwd() / "sweep", [str(number) for number in range(len(JOBS))])
-    shown = [line for line in lines if line.startswith(("  ", "job "))]
+    shown = [line for line in lines if line.startswith((" ", "*", "job "))]
     assert max(map(len, shown)) <= columns
     header, *rows = shown
     assert len(rows) == (3 if columns == 200 else 6) and header.split()[-3:] == ["best", "val/acc1", "seconds"]

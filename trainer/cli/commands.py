@@ -14,6 +14,7 @@ from trainer.cli.arguments import typed_keys
 from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
+from trainer.cli.submitters import submitter_of
 from trainer.config.redact import HERE, of_command_line, of_environment
 from trainer.errors import PRUNED, Interrupted, RunFailed, UserError
 from trainer.host.engine_tasks import COPIES, FROZEN, OTHER_CODE, RESUME, RUN_DIR, SWEEP_DIR, SWEPT
@@ -28,13 +29,11 @@ if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
     from trainer.job.ready import Ready
     from trainer.job.result import Result
-    from trainer.launch.engines.contract import Submitter
     from trainer.planning.checked_config import Checked
     from trainer.planning.launcher import Starter
     from trainer.tracking.client import RecorderProcess
 
 
-LOCAL = tuple(f"trainer.launch.builtin.{name}" for name in ("Local", "InProcess", "Forkserver"))
 """Launchers that submit nothing."""
 
 
@@ -52,22 +51,6 @@ def chosen(words: Sequence[str], config_name: str | None = None, flags: Sequence
 
     with chosen_of_run(words, config_name, flags) as found:
         yield found
-
-
-def submitter_of(config: DictConfig) -> Submitter | None:
-    """The submitter that hands the command of a composed config to an engine; None: it is another launcher, or this
-    command is in the engine's job.
-
-    Raises:
-        UserError: ``launch._target_`` is no launcher, or does not take its keys.
-    """
-    from omegaconf import OmegaConf
-
-    if (target := OmegaConf.select(config, "launch._target_", throw_on_missing=False)) is None or target in LOCAL:
-        return None
-    from trainer.cli.submit import made_submitter
-
-    return made_submitter(config)
 
 
 def run(overrides: Sequence[str]) -> Result:

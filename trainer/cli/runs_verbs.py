@@ -71,7 +71,7 @@ def answer(words: Sequence[str]) -> int:
     if not words or words[0] not in USAGE:
         typed = f"{VERB} {words[0]}" if words else VERB
         raise UserError(typed, f"needs one of {', '.join(USAGE)}", f"{START} list")
-    verb, asked = words[0], _parsed(words[0], words[1:])
+    verb, asked = words[0], parsed(words[0], words[1:])
     if verb == "list":
         _list(asked.folders)
     elif verb == "compare":
@@ -92,7 +92,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(self.prog, message, self.usage or "")
 
 
-def _parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
+def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
+    """The words after ``runs VERB``.
+
+    Raises:
+        UserError: the verb takes other words.
+    """
     parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {USAGE[verb]}")
     if verb in ("list", "prune"):
         parser.add_argument("folders", nargs="*")

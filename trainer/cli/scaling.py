@@ -121,7 +121,7 @@ def _numbers(overrides: Sequence[str]) -> list[int]:
 
 
 def _check(config: object) -> None:
-    from trainer.cli.commands import submitter_of
+    from trainer.cli.submitters import submitter_of
 
     if submitter_of(config) is not None or config.launch.nnodes != 1:  # type: ignore[arg-type, attr-defined]
         why = "measures the workers of one host, in commands that it starts there"

@@ -37,16 +37,7 @@ def answer(words: Sequence[str]) -> int:
     from trainer.service import queue
     from trainer.service.tokens import Tokens
 
-    parser = _Parser(prog="python -m trainer serve", usage=USAGE, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1", help="address that is listened at")
-    parser.add_argument("--port", type=int, default=8080, help="0: a free one")
-    parser.add_argument("--allow-host", action="append", default=[], help="a further name of this service")
-    parser.add_argument("--runs", default="runs", help="folder of the runs that are submitted here")
-    parser.add_argument("--config-dir", help="your own recipes and options")
-    parser.add_argument("--quota", type=int, default=20, help="runs of a token that wait or live")
-    parser.add_argument("--new-token", help="make a token of this name, and print it")
-    parser.add_argument("--revoke", help="refuse the token of this name from now on")
-    asked = parser.parse_args(words)
+    asked = parsed(words)
     tokens = Tokens(queue.home())
     if asked.revoke:
         tokens.revoke(asked.revoke)
@@ -58,14 +49,35 @@ def answer(words: Sequence[str]) -> int:
     return _serve(asked, tokens)
 
 
+def parsed(words: Sequence[str]) -> argparse.Namespace:
+    """The words after ``serve``.
+
+    Raises:
+        UserError: it takes other words.
+    """
+    parser = _Parser(prog="python -m trainer serve", usage=USAGE, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1", help="address that is listened at")
+    parser.add_argument("--port", type=int, default=8080, help="0: a free one")
+    parser.add_argument("--allow-host", action="append", default=[], help="a further name of this service")
+    parser.add_argument("--runs", default="runs", help="folder of the runs that are submitted here")
+    parser.add_argument("--config-dir", help="your own recipes and options")
+    parser.add_argument("--quota", type=int, default=20, help="runs of a token that wait or live")
+    parser.add_argument("--new-token", help="make a token of this name, and print it")
+    parser.add_argument("--revoke", help="refuse the token of this name from now on")
+    return parser.parse_args(words)
+
+
 def _show(name: str, token: str) -> None:
     """Print a token, past what hides secrets: it is shown this once."""
     os.write(1, f"token   {token}   of {name}; it is kept nowhere, and shown only now\n".encode())
 
 
 def _serve(asked: argparse.Namespace, tokens: object) -> int:
+    import importlib.util
     import socket
 
+    if lacks := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise UserError("serve", f"needs {' and '.join(lacks)}", "pip install 'trainer[serve]'")
     import uvicorn
 
     from trainer.service import api

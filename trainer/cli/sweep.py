@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainer.cli import compose
-from trainer.cli.commands import check_same_folder, show_only, submitter_of
+from trainer.cli.commands import check_same_folder, show_only
 from trainer.cli.explain import sentences
+from trainer.cli.submitters import submitter_of
 from trainer.cli.sweep_composing import compose_sweep
 from trainer.cli.sweep_engine import living_of
 from trainer.cli.sweep_points import check_not_half_done, check_points, expand, swept_keys

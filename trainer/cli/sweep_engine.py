@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import sweep_table
-from trainer.cli.commands import submitter_of
+from trainer.cli.submitters import submitter_of
 from trainer.job.result import Result, read_result
 from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT, Unreachable
 from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code

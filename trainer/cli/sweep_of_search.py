@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import sweep_search, sweep_space
-from trainer.cli.commands import submitter_of
+from trainer.cli.submitters import submitter_of
 from trainer.cli.sweep_parallel import Parallel, of_host
 from trainer.cli.sweep_points import BY_NUMBER, check_points
 from trainer.cli.sweep_run import Sweep

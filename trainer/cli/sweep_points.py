@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
 from trainer.cli.arguments import typed_keys
-from trainer.cli.commands import submitter_of
 from trainer.cli.explain import sentences
+from trainer.cli.submitters import submitter_of
 from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import UserError

@@ -17,7 +17,7 @@ from trainer.cli.submit import SWEEP_DIR
 from trainer.cli.sweep_engine import SUBMITTED, cancelled_while_held, living_of, of_engine
 from trainer.cli.sweep_points import SweepJob
 from trainer.cli.sweep_state import SweepState, in_its_folder
-from trainer.config.redact import command, text
+from trainer.config.redact import command
 from trainer.config.schema.run import MLFLOW
 from trainer.errors import (
     BY_CTRL_C,
@@ -234,8 +234,7 @@ class Sweep(SweepState):
     def _close(self, status: str) -> None:
         """Print the table of all jobs, also of those that did not start, and end the MLflow run."""
         every = [
-            self.ended.get(number) or sweep_table.waiting(text(o) for o in left)
-            for number, left in enumerate(self.jobs)
+            self.ended.get(number) or sweep_table.waiting(self.shown(left)) for number, left in enumerate(self.jobs)
         ]
         closing = Closing(say)
         with closing.step("the sweep's table"):
