@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer import __main__
-from trainer.cli import sweep
+from trainer.cli import sweep_run
 from trainer.host import hardware
 from trainer.job import job
 
@@ -46,7 +46,7 @@ def run(
 
     monkeypatch.setattr(hardware, "gpus", lambda: ())
     monkeypatch.setattr(job, "execute", started)
-    monkeypatch.setattr(sweep, "execute", started)
+    monkeypatch.setattr(sweep_run, "execute", started)
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = __main__.main(list(argv))

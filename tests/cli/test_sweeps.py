@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Run
 from trainer import __main__
-from trainer.cli import compose, sweep
+from trainer.cli import compose, sweep_run
 from trainer.job.ready import Ready
 from trainer.job.result import Result
 from trainer.wording import override
@@ -29,7 +29,7 @@ def started(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Ready]:
         jobs.append(ready)
         return Result("done", ready.plan.paths.run_dir)
 
-    monkeypatch.setattr(sweep, "execute", execute)
+    monkeypatch.setattr(sweep_run, "execute", execute)
     return jobs
 
 
