@@ -8,8 +8,18 @@ from trainer.version import __version__
 
 if TYPE_CHECKING:
     from trainer.job.result import Result
+    from trainer.service.client import Client
 
-__all__ = ["__version__", "run"]
+__all__ = ["Client", "__version__", "run"]
+
+
+def __getattr__(name: str) -> object:
+    """``trainer.Client``, which is imported where it is used."""
+    if name != "Client":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from trainer.service import client
+
+    return client.Client
 
 
 def run(overrides: list[str]) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -115,6 +116,8 @@ def _serve(asked: argparse.Namespace, tokens: object) -> int:
     else:
         print(f"tokens  {', '.join(service.tokens.names())}   another one: python -m trainer serve --new-token NAME")
     print(f"runs    {service.submitter.folder}\nend     Ctrl-C; runs go on", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends by them, and raises them again at its end
+        signal.signal(number, lambda *about: None)
     with listener:
         server.run(sockets=[listener])
     return 0

@@ -34,7 +34,12 @@ from trainer.service.tokens import Caller, Tokens
 from trainer.version import __version__
 
 LONG = 2**63 - 1
-PAGE = {"page.html": "text/html; charset=utf-8", "page.css": "text/css", "page.js": "text/javascript"}
+PAGE = {
+    "page.html": "text/html; charset=utf-8",
+    "page.css": "text/css",
+    "page.js": "text/javascript",
+    "curves.js": "text/javascript",
+}
 SHOWN = 100
 TICK_S, ALIVE_S, MOST_STREAMS = 1.0, 15.0, 32
 """A stream polls and says that it lives so often; so many streams of a token at a time."""
@@ -382,6 +387,7 @@ def logout(service: TheService, response: Response) -> None:
 @door.get("/")
 @door.get("/page.css")
 @door.get("/page.js")
+@door.get("/curves.js")
 def page(request: Request) -> Response:
     """The page, which holds no data."""
     name = request.url.path.strip("/") or "page.html"

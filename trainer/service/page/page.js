@@ -4,6 +4,8 @@
 const $ = (id) => document.getElementById(id);
 let shown = null; // the number of the run that is shown
 let follow = null; // ends the stream of its log
+const compared = new Set(); // the numbers of the runs that are compared
+const LIVE_MS = 3000; // between two questions for new points of the run that is shown
 
 async function ask(path, options = {}) {
   const headers = { "x-csrf-token": localStorage.getItem("csrf") || "", ...options.headers };
@@ -50,6 +52,12 @@ function showRuns(state) {
   const focused = document.activeElement && document.activeElement.dataset.what;
   $("runs").replaceChildren(...state.runs.map((run) => {
     const row = document.createElement("tr");
+    const box = element("input", "", element("td", "", row));
+    box.type = "checkbox";
+    box.checked = compared.has(run.number);
+    box.dataset.what = `compare ${run.number}`;
+    box.setAttribute("aria-label", box.dataset.what);
+    box.addEventListener("change", () => { compared[box.checked ? "add" : "delete"](run.number); compare(); });
     button(element("td", "", row), String(run.number), `show ${run.number}`, () => show(run.number));
     element("td", run.state, row);
     element("td", run.by ? `${run.name} (${run.by})` : run.name, row);
@@ -60,7 +68,7 @@ function showRuns(state) {
     for (const verb of run.may) button(cell, verb, `${verb} ${run.number}`, () => act(run.number, verb));
     return row;
   }));
-  if (focused) for (const one of $("runs").querySelectorAll("button")) if (one.dataset.what === focused) one.focus();
+  if (focused) for (const one of $("runs").querySelectorAll("[data-what]")) if (one.dataset.what === focused) one.focus();
 }
 
 function button(parent, text, what, pressed) {
@@ -88,11 +96,59 @@ async function show(number) {
     $("command").textContent = run.command;
     $("log").textContent = "";
     $("pictures").replaceChildren();
+    $("curves").replaceChildren();
+    draw(number, follow.signal).catch((error) => say(error.message));
     for (const path of run.pictures) picture(number, path);
     await events(`/api/runs/${number}/logs?follow=true&last=65536`, follow.signal, (kind, data) => {
       if (kind === "line" && shown === number) $("log").append(`${data}\n`);
     });
   } catch (error) { if (error.name !== "AbortError") say(error.message); }
+}
+
+// All points of a run from a place in its file on; an object that is asked again with itself for later ones.
+async function points(number, before = { points: [], next: 0 }) {
+  for (;;) {
+    const found = await (await ask(`/api/runs/${number}/metrics?after=${before.next}`)).json();
+    before = { points: found.start === 0 ? found.points : [...before.points, ...found.points], next: found.next };
+    if (!found.points.length) return before;
+  }
+}
+
+async function draw(number, signal) {
+  let found;
+  while (!signal.aborted && shown === number) {
+    const more = await points(number, found);
+    if (shown !== number) return;
+    if (!found || more.points.length !== found.points.length) curves($("curves"), [{ label: `run ${number}`, points: more.points }]);
+    found = more;
+    await new Promise((done) => setTimeout(done, LIVE_MS));
+  }
+}
+
+async function compare() {
+  $("compare").hidden = compared.size < 2;
+  if (compared.size < 2) return;
+  try {
+    const numbers = [...compared].sort((a, b) => a - b);
+    const runs = await Promise.all(numbers.map(async (number) => (await ask(`/api/runs/${number}`)).json()));
+    const lines = await Promise.all(numbers.map(async (number) => ({ label: `run ${number}`, points: (await points(number)).points })));
+    $("legend").replaceChildren(...numbers.map((number, n) => {
+      const name = element("span", `run ${number}  `);
+      name.className = `line${n % 6}`;
+      return name;
+    }));
+    curves($("beside"), lines);
+    const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
+    const texts = (key) => runs.map((run) => JSON.stringify(run.config[key] ?? null));
+    const rows = keys.filter((key) => new Set(texts(key)).size > 1 && !/^(hydra|name|launch.once)/.test(key)).map((key) => [key, ...texts(key)]);
+    const best = [...new Set(runs.flatMap((run) => Object.keys((run.result || {}).best || {})))].sort()
+      .map((name) => [`best ${name}`, ...runs.map((run) => run.result ? round(run.result.best[name] ?? NaN) : "")]);
+    $("differs").replaceChildren(...[["key", ...numbers.map((number) => `run ${number}`)], ...best, ...rows].map((cells, n) => {
+      const row = document.createElement("tr");
+      for (const cell of cells) element(n ? "td" : "th", cell, row);
+      return row;
+    }));
+  } catch (error) { say(error.message); }
 }
 
 async function picture(number, path) {
