@@ -30,6 +30,7 @@ def test_submit_is_a_launcher_that_does_not_wait() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (("cancel", "99-99999999999999999999"), "there is no such run in the queue"),
         (("show", "99"), "there is no such run in the queue. Type instead: python -m trainer ps --all"),
         (("logs",), "the following arguments are required"),
         (("submit", "+recipe=digits_lenett"), "Type instead: +recipe=digits_lenet"),

@@ -145,11 +145,12 @@ def _named(the_queue: Queue, word: str) -> list[Run]:
 
     first, _, last = word.partition("-")
     if first.isdecimal() and (last.isdecimal() or not last):
-        found = [the_queue.run(number) for number in range(int(first), int(last or first) + 1)]
+        found = the_queue.between(int(first), int(last or first))
     else:
-        found = [the_queue.with_key(word) or the_queue.in_folder(os.path.abspath(word))]
-    if runs := [run for run in found if run is not None]:
-        return runs
+        one = the_queue.with_key(word) or the_queue.in_folder(os.path.abspath(word))
+        found = [] if one is None else [one]
+    if found:
+        return found
     raise UserError(word, "there is no such run in the queue", f"{START} ps --all")
 
 
@@ -204,6 +205,7 @@ def _done_elsewhere(the_queue: Queue, verb: str, run: Run) -> str:
     handle = None if now.state in queue.OVER else elsewhere.handle_of(the_queue, run)
     if handle is None:
         raise UserError(f"cancel {run.number}", f"it is {now.state}", f"{START} show {run.number}")
+    the_queue.set(run.number, asked=queue.CANCEL)
     try:
         handle.cancel()
     except Unreachable as error:

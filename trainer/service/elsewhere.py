@@ -8,19 +8,21 @@ import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from trainer.config.instantiate import call_target
 from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.host import json_text
+from trainer.host.code_version import code_version
 from trainer.launch.engines.contract import ENDED, ENGINE, PENDING, REQUEUED, Handle, Job, State, Submitter, Unreachable
 from trainer.launch.engines.contract import RUNNING as RUNS
 from trainer.launch.engines.engine_folder import read_code
 from trainer.planning.launcher import Launcher
 from trainer.service.queue import (
+    CANCEL,
     CANCELLED,
     DONE,
     FAILED,
-    OVER,
     PREEMPTED,
     QUEUED,
     RUNNING,
@@ -56,6 +58,7 @@ def note(launcher: Submitter, job: Job, log: str) -> None:
         config=json.dumps(launch),
         engine=launcher.engine or kind.__name__,
         user=user(),
+        code_version=code_version(job.started_in),
         hosts=job.hosts,
         cores=job.needs.cores or 1,
         gpus=job.needs.gpus or 0,
@@ -89,12 +92,13 @@ def asked(the_queue: Queue, run: Run) -> Run:
         return replace(run, reason=f"{run.engine} does not answer: {why}")
     if state.phase != ENDED:
         return replace(run, state=STATES[state.phase], reason=state.reason)
-    ends = {0: DONE, Interrupted.exit_code: CANCELLED, RunPreempted.exit_code: PREEMPTED}
-    now = ends.get(state.code, FAILED)
+    # What has saved and is not requeued was asked to end from outside.
+    ends = {0: DONE, Interrupted.exit_code: CANCELLED, RunPreempted.exit_code: CANCELLED}
+    now = ends.get(state.code, CANCELLED if run.asked == CANCEL else FAILED)
     reason = state.reason or ("" if now != FAILED else f"exit code {state.code}")
-    if now in OVER:
-        the_queue.move(run.number, (SUBMITTED,), state=now, reason=reason, code=state.code, ended=time.time())
-    return replace(run, state=now, reason=reason, code=state.code)
+    end: dict[str, Any] = {"state": now, "reason": reason, "code": state.code, "ended": time.time()}
+    the_queue.move(run.number, (SUBMITTED,), None, **end)
+    return replace(run, **end)
 
 
 def _shown_end(folder: Path) -> State:

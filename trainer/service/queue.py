@@ -329,6 +329,11 @@ class Queue:
         """Return a run by its number; None: there is none."""
         return next(iter(self._runs("WHERE number = ?", (number,))), None)
 
+    def between(self, first: int, last: int) -> list[Run]:
+        """Return the runs with these numbers, both included, in order."""
+        most = 2**63 - 1
+        return self._runs("WHERE number BETWEEN ? AND ? ORDER BY number", (min(first, most), min(last, most)))
+
     def start_of(self, number: int) -> tuple[dict[str, str], str]:
         """Return the environment and the config of a run."""
         text = "SELECT environment, config FROM runs WHERE number = ?"
