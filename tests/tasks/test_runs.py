@@ -60,7 +60,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_the_plan_names_the_task_and_its_loss_and_the_run_measures_its_metrics(trained: tuple[str, Path, str]) -> None:
     labels, folder, shown = trained
     task, loss = {"place": ("regression", "MSELoss"), "traits": ("multi_label", "BCEWithLogitsLoss")}[labels]
-    assert f"{task}  (auto: from the data)" in shown and f"torch.nn.{loss} (of task={task})" in shown
+    assert f"{task}  (auto: from the data)" in shown and read(folder / "plan.json")["objective"]["loss"] == (
+        f"torch.nn.{loss} (of task={task})"
+    )
     result = read(folder / "result.json")
     assert validated(folder).keys() == {f"val/{name}" for name in ("loss", *MEASURED[labels])}
     assert all((folder / name).is_file() for name in PICTURES[labels])

@@ -65,8 +65,8 @@ def _is_detail(what: str, value: str, plan: Plan) -> bool:
         return True
     if what == "  written in":
         return value.endswith("(measured now)") and " s behind the training" in value
-    if what == "task":  # the loss says it
-        return plan.objective.loss.endswith(f"(of task={plan.objective.task})")
+    if what == "loss":  # the task's own
+        return value.endswith(f"(of task={plan.objective.task})")
     if what == "restarts":
         return value.startswith(NOT_WATCHED)
     return plan.topology.nnodes == 1 and (

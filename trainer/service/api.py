@@ -152,6 +152,7 @@ class Service:
         """
         if (run := queue.run(number)) is None:
             raise HTTPException(404, f"there is no run {number}")
+        views.learn(queue, run)
         return run
 
     def state(self, caller: Caller, limit: int) -> State:
@@ -159,6 +160,8 @@ class Service:
         with self.queue() as queue:
             waiting, alive = queue.in_states(WAITING), queue.in_states(ALIVE)
             over = [run for run in queue.newest(limit) if run.state in OVER]
+            for run in (*waiting, *alive, *over):
+                views.learn(queue, run)
         order = [run.number for run in waiting]
         runs = [views.view(run, caller, order) for run in (*alive, *waiting, *reversed(over))]
         return State(hosts=[views.host(self.slots, alive)], runs=runs)

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from trainer.config import redact
 from trainer.service import run_files
-from trainer.service.queue import ALIVE, OVER, WAITING, Run
+from trainer.service.queue import ALIVE, OVER, WAITING, Queue, Run
 from trainer.service.queue import Slots as OfQueue
 from trainer.service.slots import without
 from trainer.service.tokens import Caller
@@ -93,17 +93,23 @@ class HostView(BaseModel):
     free: Slots
 
 
-def known(run: Run) -> frozenset[str]:
-    """The secrets of a run's environment and command line. These never change, so they are found once."""
+def learn(queue: Queue, run: Run) -> None:
+    """Find the secrets of a run's environment and command line, before anything of the run is shown. These never
+    change, so they are found once."""
     key = (run.folder, run.number, run.submitted)
     if key not in _KNOWN:
-        if len(_KNOWN) > MOST_KNOWN:
-            _KNOWN.clear()
-        _KNOWN[key] = frozenset(redact.of_environment(run.environment) | redact.of_command_line(run.words))
-    return _KNOWN[key]
+        environment, _ = queue.start_of(run.number)
+        while len(_KNOWN) >= MOST_KNOWN:
+            _KNOWN.pop(next(iter(_KNOWN)))
+        _KNOWN[key] = frozenset(redact.of_environment(environment) | redact.of_command_line(run.words))
 
 
-MOST_KNOWN = 5000
+def known(run: Run) -> frozenset[str]:
+    """The secrets of a run, which were learned."""
+    return _KNOWN[run.folder, run.number, run.submitted]
+
+
+MOST_KNOWN = 50_000
 _KNOWN: dict[tuple[str, int, float], frozenset[str]] = {}
 
 

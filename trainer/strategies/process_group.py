@@ -34,8 +34,8 @@ CAUSES = {
     "no route to host": "there was no way to a host",
 }
 """Words in the messages of Gloo, NCCL and torch's stores, and what they mean."""
-ENDED: list[Any] = []
-"""The groups that this process has left last."""
+LETS_GO_S = 0.02
+"""So long after its last exchange no thread of Gloo holds the group any more."""
 CHATTER = re.compile(r"\[[^\]\s]*\.(cc|cpp|cu|h|hpp):\d+\]\s*|\[c10d\]\s*")
 """Source locations in these messages."""
 
@@ -169,8 +169,11 @@ class ProcessGroup:
         if not failed or self.seat.size == 1:
             # A thread of Gloo may still hold the group for the exchange that it has just done. If it were the last to
             # let go, the group would end in this thread, wait for the thread itself, and so abort the process.
-            ENDED[:] = [self.batches, dist.group.WORLD]
+            held = [self.batches, dist.group.WORLD]
+            self.batches = None
             dist.destroy_process_group()
+            time.sleep(LETS_GO_S)
+            held.clear()
             return
         for group in (self.batches, dist.group.WORLD):  # Gloo's goes on in its threads, and ends with the process
             if group is not None:
