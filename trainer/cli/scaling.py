@@ -168,7 +168,7 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
 def _start(words: Sequence[str], folder: Path | None) -> None:
     own = [f"hydra.run.dir={folder}", "verbosity=quiet"] if folder is not None else []
     command = [sys.executable, "-m", "trainer", *words, *own]
-    done = subprocess.run(command, capture_output=folder is not None, text=True, env=os.environ, check=False)
+    done = subprocess.run(command, capture_output=folder is not None, text=True, env=os.environ, check=False)  # nosec B603
     if done.returncode == 0:
         return
     said = (done.stderr or "").strip().splitlines() or [f"exit code {done.returncode}"]
