@@ -30,7 +30,7 @@ TYPED = (
     "epochs=3",
     "precision=fp32",
     "tracking.system_every_s=null",
-    "tracking.registered_model=digits",
+    "register=digits",
     "callbacks=[{_target_: tests.tracking.test_registry.Spoiler}]",
 )
 
@@ -82,7 +82,12 @@ def test_an_alias_is_these_weights_of_the_newer_run(folder: Path, alias: str, we
     client = MlflowClient(uri)
     version = client.get_model_version_by_alias("digits", alias)
     [run] = [r for r in mlflow_runs(folder) if r.data.tags["trainer.run_dir"] == str(folder / "run2")]
-    step = read(folder / "run2/result.json")["best_step" if alias == "best" else "steps"]
+    result = read(folder / "run2/result.json")
+    step = result["best_step" if alias == "best" else "steps"]
+    measured = result["best" if alias == "best" else "metrics"]
+    assert {k: v for k, v in version.tags.items() if k.startswith("val")} == {
+        k: f"{v:.6g}" for k, v in measured.items() if k.startswith("val")
+    }
     assert version.run_id == run.info.run_id and version.tags["trainer.which"] == alias
     assert client.get_logged_model(version.source.removeprefix("models:/")).tags["trainer.step"] == str(step)
 
@@ -102,6 +107,22 @@ def test_again_makes_no_version_and_an_older_run_takes_no_alias_away(folder: Pat
         dict(client.get_registered_model("digits").aliases) == held
         and len(client.search_model_versions("name = 'digits'")) == 4
     )
+
+
+def test_the_plan_says_what_will_be_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer.run(["+recipe=digits_lenet", "plan=true", "register=digits"])
+    assert "models:/digits@best and @last" in capsys.readouterr().out
+
+
+def test_an_address_that_is_no_registry_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_REGISTRY_URI", "ftp://someone:secret@host")
+    with pytest.raises(UserError, match="MLflow knows none that begins with ftp:") as refused:
+        trainer.run(["+recipe=digits_lenet", "register=digits"])
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("code", [FEATURE_DISABLED, PERMISSION_DENIED])

@@ -131,7 +131,7 @@ TEXT_WITH_COMMAS = (
     "launch.worker_endpoints",
 )
 
-IN_FULL = {"resume": "resume.path", "sweep": "sweep.search"}
+IN_FULL = {"resume": "resume.path", "sweep": "sweep.search", "register": "tracking.registered_model"}
 """Groups that are typed for one of their keys."""
 
 
@@ -142,20 +142,16 @@ def typed_flags(args: argparse.Namespace) -> list[str]:
 
 
 def hydra_overrides(overrides: list[str]) -> list[str]:
-    """Rewrite typed overrides for Hydra: ``resume=X`` becomes ``resume.path=X``, ``sweep=X`` ``sweep.search=X``, and
-    texts with commas are quoted.
+    """Rewrite typed overrides for Hydra: the keys of ``IN_FULL`` are written out, and texts with commas are quoted.
 
     Raises:
         UserError: an override is not UTF-8.
     """
     _check_words(overrides)
-    overrides = [_in_full(o) for o in overrides]
+    overrides = [
+        f"{IN_FULL[key]}={value}" if key in IN_FULL else o for o in overrides for key, _, value in [o.partition("=")]
+    ]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
-
-
-def _in_full(override: str) -> str:
-    key, _, value = override.partition("=")
-    return f"{IN_FULL[key]}={value}" if key in IN_FULL else override
 
 
 def _has_commas(override: str) -> bool:

@@ -29,8 +29,10 @@ from trainer.planning.plan import Plan
 from trainer.planning.sqlite_store import KEPT, Experiment, address, deleted
 from trainer.wording import typed
 
-DRIVERS = {"sqlite": "sqlite3", "postgresql": "psycopg2", "mysql": "MySQLdb", "mssql": "pyodbc"}
+DRIVERS = {"sqlite": "sqlite3", "postgresql": "", "mysql": "MySQLdb", "mssql": "pyodbc"}
 """MLflow's databases, with the module that SQLAlchemy takes for each where the address names none."""
+PSYCOPG_3 = (2, 1)
+"""The version of SQLAlchemy from which on it takes psycopg for PostgreSQL, where it took psycopg2 before."""
 MODULES = {"mysqlconnector": "mysql.connector", "mysqldb": "MySQLdb"}
 PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 OWN = ("http", "https", "databricks", "databricks-uc", "uc")
@@ -109,7 +111,7 @@ def check_store(tracking: TrackingConfig, experiment: Experiment | None) -> None
     if dialect in ("http", "https"):
         _check_address(uri, what)
     elif dialect in DRIVERS:
-        module = MODULES.get(driver, driver) or DRIVERS[dialect]
+        module = MODULES.get(driver, driver) or DRIVERS[dialect] or _postgresql_module()
         if not _installed(module):
             raise UserError(what, f"needs the Python module {module}, which is not installed", f"tracking.uri={KEPT}")
         if experiment is not None and not re.fullmatch(r"\d{0,18}", experiment.id):  # a database numbers them
@@ -159,6 +161,12 @@ def _check_address(uri: str, what: str) -> None:
         raise UserError(what, "names no host", "tracking.uri=http://127.0.0.1:5000")
 
 
+def _postgresql_module() -> str:
+    """The module that the installed SQLAlchemy takes for ``postgresql://``."""
+    version = importlib.metadata.version("sqlalchemy").split(".")
+    return "psycopg" if (int(version[0]), int(version[1])) >= PSYCOPG_3 else "psycopg2"
+
+
 def _installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -167,9 +175,9 @@ def _installed(module: str) -> bool:
 
 
 @functools.cache
-def _plugins() -> frozenset[str]:
-    """Schemes that installed plugins bring to MLflow."""
-    return frozenset(entry.name for entry in importlib.metadata.entry_points(group="mlflow.tracking_store"))
+def _plugins(of: str = "tracking_store") -> frozenset[str]:
+    """Schemes that installed plugins bring to MLflow's stores of this kind."""
+    return frozenset(entry.name for entry in importlib.metadata.entry_points(group=f"mlflow.{of}"))
 
 
 # --- one try, before anything starts --------------------------------------------------------------------------------
@@ -335,3 +343,8 @@ def _check_registered(tracking: TrackingConfig) -> None:
     if MLFLOW not in tracking.trackers or not tracking.log_model:
         which = "tracking.log_model=false" if MLFLOW in tracking.trackers else f"tracking={chosen(tracking)}"
         raise UserError(what, f"registers the logged models, and with {which} there are none", none)
+    registry = os.environ.get("MLFLOW_REGISTRY_URI", "")
+    scheme = registry.partition(":")[0].lower().partition("+")[0]
+    if registry and scheme not in (*OWN, *DRIVERS, "file") and scheme not in _plugins("model_registry_store"):
+        why = f"MLFLOW_REGISTRY_URI={text(registry)} names no registry: MLflow knows none that begins with {scheme}:"
+        raise UserError(what, why, f"MLFLOW_REGISTRY_URI=http://HOST:PORT, or {none}")

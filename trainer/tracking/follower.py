@@ -41,11 +41,10 @@ BATCH = 1000
 """Most points in one call of a tracker."""
 AT_ONCE = 1 << 17
 """Bytes of metrics.jsonl that are read at once."""
-LONGEST_PAUSE_S = 30.0
 REFUSED_S = 10.0
 """How long connections may have been refused when the end of a run waits no longer: nothing listens there."""
 LONGEST_PAUSE_S = 2.0
-"""Longest pause between two attempts to end a run in a tracker."""
+"""Longest pause between two attempts to send points to a tracker, or to end a run in it."""
 LEAST_END_S = 3.0
 """Shortest wait at the end of a run for a service that refuses connections."""
 UNREACHED = re.compile(

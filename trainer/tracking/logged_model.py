@@ -41,6 +41,12 @@ class Choice:
     step: int
     points: tuple[dict[str, Any], ...]
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the validation and the test measured of it."""
+        measured = ((name, value) for point in self.points for name, value in point["metrics"].items())
+        return {name: value for name, value in measured if name.startswith(("val", TESTED))}
+
 
 def chosen(run_dir: Path, which: str, name: str) -> Choice | None:
     """Find the best or the last model of a run's folder to log in MLflow; None if the run has left none."""

@@ -23,6 +23,7 @@ class RunModels:
         self.packed: dict[str, Path] = {}
         self.done: set[str] = set()
         self.sent: dict[str, str] = {}
+        self.measured: dict[str, dict[str, float]] = {}
 
     def pack(self) -> dict[str, Any]:
         """Pack the models that are not packed yet; returns which file each model is of."""
@@ -57,6 +58,7 @@ class RunModels:
         for which, folder in self.packed.items():
             if which not in self.done:
                 self.sent[which] = logged_model.send(self.client, run_id, choices[which], folder)
+                self.measured[which] = choices[which].metrics
                 self.done.add(which)
         self.register(run_id)
 
@@ -66,7 +68,7 @@ class RunModels:
         if not name or not self.sent:
             return
         try:
-            self.say(registry.register(self.client, name, run_id, self.run.start_time, self.sent))
+            self.say(registry.register(self.client, name, run_id, self.run.start_time, self.sent, self.measured))
         except Exception as error:
             if not registry.is_final(error):
                 raise

@@ -11,7 +11,14 @@ BEGAN, WHICH = "trainer.began", "trainer.which"
 """Tags of a version: when its run began (ms since 1970), and the alias that it was made for."""
 
 
-def register(client: Any, name: str, run_id: str, began: int, models: Mapping[str, str]) -> str:
+def register(
+    client: Any,
+    name: str,
+    run_id: str,
+    began: int,
+    models: Mapping[str, str],
+    metrics: Mapping[str, Mapping[str, float]] | None = None,
+) -> str:
     """Register the run's logged models as versions; can be repeated, as it only adds what is missing.
 
     An alias moves to this run's version, but for one that a newer run has.
@@ -20,6 +27,7 @@ def register(client: Any, name: str, run_id: str, began: int, models: Mapping[st
         name: of the registered model, which is made where it is not there.
         began: when the run began, in ms since 1970.
         models: the logged models' ids by alias.
+        metrics: what was measured of each, by alias, which become tags of its version.
 
     Returns:
         What was done, in one line.
@@ -37,11 +45,12 @@ def register(client: Any, name: str, run_id: str, began: int, models: Mapping[st
     there = {v.tags.get(WHICH): v for v in client.search_model_versions(f"name = '{name}' AND run_id = '{run_id}'")}
     done = []
     for alias, model_id in models.items():
+        measured = {key: f"{value:.6g}" for key, value in (metrics or {}).get(alias, {}).items()}
         version = there.get(alias) or client.create_model_version(
             name,
             f"models:/{model_id}",
             run_id,
-            {WHICH: alias, BEGAN: str(began)},
+            {WHICH: alias, BEGAN: str(began), **measured},
             await_creation_for=0,
             model_id=model_id,
         )

@@ -24,10 +24,13 @@ from trainer.data.placement import Placement  # noqa: E402
 from trainer.models.skeleton import built  # noqa: E402
 from trainer.weights import fit  # noqa: E402
 
+BINARY = "trainer.tasks.binary.Binary"
+"""The task of rows in a ``model.json`` that names none, as those of earlier versions."""
+
 
 class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
-    """The MLflow model: inputs (N, ...) to scores (N, C), or rows of text (N,) to probabilities (N,).
-    Inputs are as in training, before normalisation."""
+    """The MLflow model: inputs (N, ...) to scores (N, C), or rows of text (N,) to what the task
+    makes of their scores: probabilities (N,), or numbers. Inputs are as in training, before normalisation."""
 
     def load_context(self, context: Any) -> None:
         """Build the model from its skeleton or, without one, from ``model.json``; load ``model.safetensors`` into
@@ -47,15 +50,16 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         mean, std = (None if spec[k] is None else tuple(spec[k]) for k in ("mean", "std"))
         self.place = Placement(Preprocessing(_unused, mean, std), cpu, dtype, channels_last=False)
         self.reader: Any = None if spec.get("rows") is None else call_target(spec["rows"], "data")
+        self.task: Any = call_target(spec.get("task") or {"_target_": BINARY}, "task")
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """Return the model's scores as an array, for an array of inputs or a dict of such by name.
         Without type hints, which MLflow takes for a schema.
 
-        Where the data are rows of text: probabilities, for a list of rows or a DataFrame with them in its one column.
+        Where the data are rows of text: the task's scores of a list of rows, or of a DataFrame's one column.
         """
         if self.reader is not None:
-            return self.probabilities(_texts(model_input))
+            return self.of_rows(_texts(model_input))
         if isinstance(model_input, dict):
             inputs: Any = {name: torch.from_numpy(np.array(value)) for name, value in model_input.items()}
         else:
@@ -64,8 +68,9 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
             placed, _ = self.place(inputs, torch.zeros(0))
             return self.module(placed).numpy()
 
-    def probabilities(self, rows: list[bytes]) -> Any:
-        """The probabilities (N,) of label 1 for rows of text, all of which have their label, or none.
+    def of_rows(self, rows: list[bytes]) -> Any:
+        """The task's scores for rows of text, all of which have their label, or none: of labels 0 and 1 probabilities
+        (N,), of numbers the numbers.
 
         Raises:
             ValueError: rows are wrong; the first one's number, from 0, and why.
@@ -81,7 +86,7 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         inputs: Any = {name: torch.from_numpy(array) for name, array in read.inputs.items()}
         with torch.inference_mode():
             placed, _ = self.place(inputs, torch.zeros(0))
-            return self.module(placed).double().sigmoid().numpy()
+            return self.task.scores(self.module(placed).double()).numpy()
 
 
 def _texts(rows: Any) -> list[bytes]:

@@ -56,3 +56,5 @@ def rows(tracking: TrackingConfig, run_dir: Path) -> Iterator[tuple[str, str]]:
         yield "tracking", ", ".join(name for name, _ in places)
         for name, where in places:
             yield f"  {name}", where
+    if (model := tracking.registered_model) is not None:
+        yield "registers", f"models:/{model}@best and @last, at the end"

@@ -29,6 +29,7 @@ def keep(
     inputs: Inputs,
     rows: Mapping[str, Any] | None = None,
     preprocessing: Mapping[str, Any] | None = None,
+    task: Mapping[str, Any] | None = None,
 ) -> None:
     """Write ``model.json`` and ``example.npz`` for a trained model.
 
@@ -38,6 +39,7 @@ def keep(
         inputs: one sample or several, as the data source gives them.
         rows: node of what reads rows of text, where the data source has such.
         preprocessing: what validation does to an image; empty or None: samples are none.
+        task: its node, by which outputs of rows of text become what is predicted.
     """
     mean, std = (None if t is None else t.flatten().tolist() for t in (place.mean, place.std))
     spec = {
@@ -47,6 +49,7 @@ def keep(
         "fp64": precision == "fp64",
         "rows": rows,
         "preprocessing": preprocessing or None,
+        "task": task,
     }
     by_name = inputs if isinstance(inputs, dict) else {ALONE: inputs}
     arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in by_name.items()}

@@ -169,6 +169,7 @@ def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
         inputs,
         reader_of(call_target(config.node("data"), "data"), plan.data.facts),
         plan.data.preprocessing,
+        config.node("task"),
     )
 
 
