@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from trainer.version import __version__
 
 if TYPE_CHECKING:
+    from trainer.cli.client import Client
     from trainer.job.result import Result
-    from trainer.service.client import Client
 
 __all__ = ["Client", "__version__", "run"]
 
@@ -17,7 +17,7 @@ def __getattr__(name: str) -> object:
     """``trainer.Client``, which is imported where it is used."""
     if name != "Client":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from trainer.service import client
+    from trainer.cli import client
 
     return client.Client
 

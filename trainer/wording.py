@@ -30,6 +30,14 @@ def sized(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def since(seconds: float) -> str:
+    """A time that has gone by, such as ``5 min``."""
+    for unit, least in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= least:
+            return f"{seconds / least:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def some(said: Sequence[str]) -> str:
     """The first few of some names, and how many more there are."""
     more = [f"and {len(said) - MOST_NAMED} more"] if len(said) > MOST_NAMED else []

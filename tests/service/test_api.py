@@ -25,7 +25,7 @@ def tokens(queue: Queue) -> Tokens:
 
 @pytest.fixture
 def client(queue: Queue, tokens: Tokens, tmp_path: Path) -> Iterator[TestClient]:
-    from trainer.cli.queue_verbs import _done
+    from trainer.cli.queue_verbs import done
 
     submitter = Submitter(queue.folder, tmp_path, ["digits_lenet"], quota=1)
     service = api.Service(
@@ -34,7 +34,7 @@ def client(queue: Queue, tokens: Tokens, tmp_path: Path) -> Iterator[TestClient]
         Slots((0, 1), (), 1 << 30),
         api.Choices(recipes={}, groups={}),
         submitter,
-        _done,
+        done,
         "trainer-1",
     )
     with TestClient(api.made(service), base_url="http://localhost:8080") as found:

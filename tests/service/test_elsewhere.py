@@ -10,7 +10,8 @@ import pytest
 
 from trainer.cli import queue_verbs
 from trainer.errors import UserError
-from trainer.launch.engines.contract import ENDED, ENGINE, Handle, Job, Living, State, Submitter, Unreachable
+from trainer.host.engine_tasks import ENGINE
+from trainer.launch.engines.contract import ENDED, Handle, Job, Living, State, Submitter, Unreachable
 from trainer.service import elsewhere
 from trainer.service.queue import DONE, SUBMITTED, Queue
 

@@ -99,7 +99,7 @@ def test_a_retry_begins_anew_and_a_resume_goes_on(
     until(queue, runner, run.number, OVER)
     for verb in ("resume", "retry"):
         ended = queue.run(run.number)
-        assert ended is not None and "queued again" in queue_verbs._done(queue, verb, ended)
+        assert ended is not None and "queued again" in queue_verbs.done(queue, verb, ended)
         run = until(queue, runner, run.number, OVER)
         assert run.state == "done"
     began_at = [int(line.split()[0]) for line in steps(run)]

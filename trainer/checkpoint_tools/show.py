@@ -18,7 +18,7 @@ from trainer.job.fetch_checkpoints import bring
 from trainer.run_folder.folder_lock import FolderLock, refusal
 from trainer.run_folder.reset_files import CARRIED
 from trainer.terminal.screen import Screen
-from trainer.wording import sized
+from trainer.wording import since, sized
 
 
 def listed(path: Path) -> int:
@@ -142,11 +142,7 @@ def _age(folder: Path) -> str:
     marker = folder / durable_folder.MARKER
     if not marker.is_file():
         return ""
-    seconds = max(0.0, time.time() - marker.stat().st_mtime)
-    for unit, least in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= least:
-            return f"{seconds / least:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return since(max(0.0, time.time() - marker.stat().st_mtime))
 
 
 def position(about: store.About) -> Mapping[str, Any]:

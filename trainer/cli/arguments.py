@@ -148,10 +148,13 @@ def hydra_overrides(overrides: list[str]) -> list[str]:
         UserError: an override is not UTF-8.
     """
     _check_words(overrides)
-    overrides = [
-        f"{IN_FULL[key]}={value}" if key in IN_FULL else o for o in overrides for key, _, value in [o.partition("=")]
-    ]
+    overrides = [_in_full(o) for o in overrides]
     return [f"{o.partition('=')[0]}='{o.partition('=')[2]}'" if _has_commas(o) else o for o in overrides]
+
+
+def _in_full(override: str) -> str:
+    key, _, value = override.partition("=")
+    return f"{IN_FULL[key]}={value}" if key in IN_FULL else override
 
 
 def _has_commas(override: str) -> bool:

@@ -11,10 +11,9 @@ from rich.text import Text
 from trainer.checkpoint import store
 from trainer.config.redact import command
 from trainer.errors import RunPreempted
-from trainer.host.engine_tasks import NAMED, RUN_DIR, SLURM, SUBMITTED
+from trainer.host.engine_tasks import ENGINE, NAMED, RUN_DIR, SLURM, SUBMITTED
 from trainer.job.ready import Ready
 from trainer.job.result import Result
-from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.engine_folder import LEAVE
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives, repeat

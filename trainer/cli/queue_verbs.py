@@ -8,8 +8,9 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from trainer.cli.verb_parser import VerbParser
 from trainer.errors import UserError
 from trainer.terminal import streams
 from trainer.wording import counted
@@ -78,7 +79,7 @@ def answer(verb: str, words: Sequence[str]) -> int:
         for run in [run for word in asked.runs for run in _named(the_queue, word)]:
             if verb == "logs":
                 return _logs(the_queue, run, asked.follow)
-            print(_done(the_queue, verb, run), flush=True)
+            print(done(the_queue, verb, run), flush=True)
     return 0
 
 
@@ -88,7 +89,7 @@ def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: the verb takes other words.
     """
-    parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {VERBS[verb]}")
+    parser = VerbParser(prog=f"{START} {verb}", usage=f"{START} {verb} {VERBS[verb]}")
     if verb == "ps":
         parser.add_argument("--all", action="store_true")
     elif verb == "runner":
@@ -130,11 +131,6 @@ def _run_runner(the_queue: Queue, idle_s: float | None, leave: bool, host: str |
             return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(self.prog, message, self.usage or "")
-
-
 def _named(the_queue: Queue, word: str) -> list[Run]:
     """The runs of a number, a span of numbers, a key or a folder.
 
@@ -154,7 +150,7 @@ def _named(the_queue: Queue, word: str) -> list[Run]:
     raise UserError(word, "there is no such run in the queue", f"{START} ps --all")
 
 
-def _done(the_queue: Queue, verb: str, run: Run) -> str:
+def done(the_queue: Queue, verb: str, run: Run) -> str:
     """Do what ``cancel``, ``resume``, ``retry`` or ``show`` asks for; returns what to print.
 
     Raises:

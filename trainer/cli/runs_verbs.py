@@ -13,17 +13,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from trainer.cli.verb_parser import VerbParser
 from trainer.config.keys import key_of
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import RunFailed, UserError
-from trainer.host import json_text
 from trainer.run_folder import lives
 from trainer.run_folder.folder_lock import FolderLock
+from trainer.run_folder.points import read_points
 from trainer.terminal.screen import Screen
 from trainer.terminal.status import read_status
-from trainer.wording import counted
+from trainer.wording import counted, since
 
 VERB = "runs"
 START = f"python -m trainer {VERB}"
@@ -41,6 +42,7 @@ LIVING, LOST = "running", "lost"
 PRUNED = "failed,killed,lost"
 DAY_S = 86_400.0
 OF_A_RUN = ("status.json", "config.yaml")
+RESULT = "result.json"
 OF_ITS_FOLDER = ("hydra.run.dir", "hydra.sweep.dir", "resume", "resume.path", "resume.allow_changes")
 MACHINE = ("perf/", "system/", "host", "server")
 """Beginnings of the names of metrics that measure the machine and not the training."""
@@ -87,18 +89,13 @@ def answer(words: Sequence[str]) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(self.prog, message, self.usage or "")
-
-
 def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
     """The words after ``runs VERB``.
 
     Raises:
         UserError: the verb takes other words.
     """
-    parser = _Parser(prog=f"{START} {verb}", usage=f"{START} {verb} {USAGE[verb]}")
+    parser = VerbParser(prog=f"{START} {verb}", usage=f"{START} {verb} {USAGE[verb]}")
     if verb in ("list", "prune"):
         parser.add_argument("folders", nargs="*")
     if verb == "prune":
@@ -158,15 +155,8 @@ def _list(folders: Sequence[str]) -> None:
         where = ", ".join(folders or FOLDERS)
         print(f"no runs in {where}")
         return
-    rows = [[str(run.folder), run.state, run.best, _age(run.age), _size(run.size)] for run in runs]
+    rows = [[str(run.folder), run.state, run.best, since(run.age), _size(run.size)] for run in runs]
     Screen().rows("Runs", ["run", "state", "best", "age", "size"], rows, 0)
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((DAY_S, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _size(size: float) -> str:
@@ -183,13 +173,6 @@ def _run(word: str) -> Path:
     if not all((folder / name).is_file() for name in OF_A_RUN):
         raise UserError(word, f"is no run's folder: it lacks {' or '.join(OF_A_RUN)}", f"{START} list")
     return folder
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    try:
-        return json_text.read_object(folder / "result.json")
-    except (OSError, ValueError):
-        return {}
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -210,7 +193,7 @@ def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def _compare(one: Path, other: Path) -> None:
     """Print the config keys that differ, and the metrics beside each other."""
     out = Screen()
-    configs, results = [_config(one), _config(other)], [_result(one), _result(other)]
+    configs, results = [_config(one), _config(other)], [read_status(one, RESULT), read_status(other, RESULT)]
     keys = [
         key for key in dict.fromkeys([*configs[0], *configs[1]]) if _cell(configs[0], key) != _cell(configs[1], key)
     ]
@@ -270,7 +253,7 @@ def _reproduce(run: Path) -> int:
         )
     if len(known) > 1:
         print(f"the run had {len(known)} lives; it is run again from its beginning, in one")
-    size = (_result(run).get("chosen") or {}).get("batch_size")
+    size = (read_status(run, RESULT).get("chosen") or {}).get("batch_size")
     words += [f"data.batch_size={size}"] if size else []
     again = _new_folder(run)
     command = [sys.executable, "-m", "trainer", *words, f"hydra.run.dir={again}"]
@@ -278,7 +261,7 @@ def _reproduce(run: Path) -> int:
     code = subprocess.run(command, check=False).returncode  # the saved command of the user  # nosec B603
     if code:
         return code
-    for line in _made_with([_result(run), _result(again)]):
+    for line in _made_with([read_status(run, RESULT), read_status(again, RESULT)]):
         print(line)
     for line in differences(run, again):
         print(line)
@@ -296,7 +279,10 @@ def _new_folder(run: Path) -> Path:
 
 def differences(run: Path, again: Path) -> Iterator[str]:
     """Yield by how much the metrics of two runs differ: at the end, and in all points of ``metrics.jsonl``."""
-    ends = [{n: v for n, v in _result(f).get("metrics", {}).items() if not n.startswith(MACHINE)} for f in (run, again)]
+    ends = [
+        {n: v for n, v in read_status(f, RESULT).get("metrics", {}).items() if not n.startswith(MACHINE)}
+        for f in (run, again)
+    ]
     for name in sorted(ends[0].keys() & ends[1].keys()):
         before, now = ends[0][name], ends[1][name]
         yield f"{name}: {before:.6g}, again {now:.6g}, difference {now - before:.3g}"
@@ -317,15 +303,7 @@ def differences(run: Path, again: Path) -> Iterator[str]:
 
 def _points(run: Path) -> dict[tuple[int, str], float]:
     values: dict[tuple[int, str], float] = {}
-    try:
-        lines = (run / "metrics.jsonl").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    for line in lines:
-        try:
-            point = json_text.loads(line)
-        except ValueError:  # a writer that was killed leaves half a line
-            continue
+    for point in read_points(run):
         for name, value in point["metrics"].items():
             if not name.startswith(MACHINE):
                 values[point["step"], name] = value
@@ -348,7 +326,7 @@ def _prune(folders: Sequence[str], states: Sequence[str], days: float, really: b
         if run.state in states and run.age >= days * DAY_S and os.path.realpath(run.folder) not in waiting
     ]
     for run in old:
-        print(f"{run.folder}  {run.state}, {_age(run.age)}, {_size(run.size)}")
+        print(f"{run.folder}  {run.state}, {since(run.age)}, {_size(run.size)}")
     total = f"{counted(len(old), 'run')}, {_size(sum(run.size for run in old))}"
     if not really:
         print(f"{total} would be deleted; nothing is (--yes deletes them)" if old else "nothing to delete")

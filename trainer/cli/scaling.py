@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -16,10 +15,12 @@ from trainer.cli import compose
 from trainer.config.keys import key_of
 from trainer.errors import RunFailed, UserError
 from trainer.job.result import Result
+from trainer.run_folder.points import read_points
 from trainer.wording import counted
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
+    from omegaconf import DictConfig
 
 MODE, NPROC = "scaling", "launch.nproc"
 ALONE = ("strategy=local_sgd", "strategy.k_steps=1000000000", "strategy.begin_step=0")
@@ -61,11 +62,6 @@ class Measured:
     def communication(self) -> float | None:
         """The share of time that the exchange takes: what is missing to the rate without it."""
         return None if self.apart is None else max(0.0, 1.0 - self.rate / self.apart)
-
-
-def is_asked(overrides: Sequence[str]) -> bool:
-    """Whether a command line asks for mode=scaling. It is asked before Hydra, which takes 1,2,4 for a sweep."""
-    return f"mode={MODE}" in overrides
 
 
 def scaling(app: Hydra, overrides: Sequence[str], config_name: str, flags: Sequence[str] = ()) -> Result:
@@ -120,14 +116,14 @@ def _numbers(overrides: Sequence[str]) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _check(config: object) -> None:
+def _check(config: DictConfig) -> None:
     from trainer.cli.submitters import submitter_of
 
-    if submitter_of(config) is not None or config.launch.nnodes != 1:  # type: ignore[arg-type, attr-defined]
+    if submitter_of(config) is not None or config.launch.nnodes != 1:
         why = "measures the workers of one host, in commands that it starts there"
         raise UserError(f"mode={MODE}", why, "launch=local and launch.nnodes=1 (an engine's job may hold the command)")
-    if config.resume.path:  # type: ignore[attr-defined]
-        raise UserError(f"resume.path={config.resume.path}", "trains afresh", "the command without it")  # type: ignore[attr-defined]
+    if config.resume.path:
+        raise UserError(f"resume.path={config.resume.path}", "trains afresh", "the command without it")
 
 
 def _short(updates: int) -> list[str]:
@@ -155,8 +151,7 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
     """
     _start(words, folder)
     rates: list[float] = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        point = json.loads(line)
+    for point in read_points(folder):
         rate = point["metrics"].get("perf/samples_per_s")
         if rate is not None and point["step"] > updates // 3:
             rates.append(rate)
@@ -168,7 +163,9 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
 def _start(words: Sequence[str], folder: Path | None) -> None:
     own = [f"hydra.run.dir={folder}", "verbosity=quiet"] if folder is not None else []
     command = [sys.executable, "-m", "trainer", *words, *own]
-    done = subprocess.run(command, capture_output=folder is not None, text=True, env=os.environ, check=False)  # nosec B603
+    done = subprocess.run(  # this interpreter with the user's own words; no shell  # nosec B603
+        command, capture_output=folder is not None, text=True
+    )
     if done.returncode == 0:
         return
     said = (done.stderr or "").strip().splitlines() or [f"exit code {done.returncode}"]

@@ -8,8 +8,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from trainer.cli.verb_parser import VerbParser
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -22,11 +23,6 @@ USAGE = (
 )
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PACKAGES = ("fastapi", "uvicorn")
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError("serve", message, self.usage or "")
 
 
 def answer(words: Sequence[str]) -> int:
@@ -56,7 +52,7 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: it takes other words.
     """
-    parser = _Parser(prog="python -m trainer serve", usage=USAGE, allow_abbrev=False)
+    parser = VerbParser(prog=SERVE, usage=USAGE, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="address that is listened at")
     parser.add_argument("--port", type=int, default=8080, help="0: a free one")
     parser.add_argument("--allow-host", action="append", default=[], help="a further name of this service")
@@ -154,7 +150,7 @@ def _made(asked: argparse.Namespace, port: int) -> Service:
             _environment(),
             asked.quota,
         ),
-        act=queue_verbs._done,
+        act=queue_verbs.done,
         cookie=f"trainer-{port}",
     )
 

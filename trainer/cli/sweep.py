@@ -21,11 +21,6 @@ from trainer.job.result import Result
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
 
-    from trainer.launch.engines.contract import Handle
-    from trainer.launch.engines.contract import Job as EngineJob
-
-    Submitted = tuple[EngineJob, Handle]
-
 
 def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str] = ()) -> list[Result]:
     """Run every point of a sweep, each in its own folder and MLflow run under one parent run.

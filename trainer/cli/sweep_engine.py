@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from trainer.cli import sweep_table
 from trainer.cli.submitters import submitter_of
+from trainer.host.engine_tasks import ENGINE
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import ENGINE, WITHOUT_FAULT, Unreachable
+from trainer.launch.engines.contract import WITHOUT_FAULT, Unreachable
 from trainer.launch.engines.engine_folder import SUBMITTED_JOB, read_code
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.metrics.best import falls
-from trainer.run_folder.reset_files import POINTS
+from trainer.run_folder.points import read_points
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,9 @@ def objectives(asked: str | Sequence[str] | None, watched: str, lower: Mapping[s
 def points(folder: Path, metric: str) -> list[tuple[int, float]]:
     """The epochs and values of a metric in the points that a run has written so far."""
     found = []
-    with suppress(OSError), (folder / POINTS).open() as lines:
-        for line in lines:
-            if f'"{metric}"' not in line:
-                continue
-            with suppress(ValueError, TypeError):  # the last line may be half written
-                point = json.loads(line)
-                found.append((int(point.get("epoch", 0)), float(point["metrics"][metric])))
+    for point in read_points(folder, metric):
+        with suppress(TypeError, ValueError, KeyError):
+            found.append((int(point.get("epoch", 0)), float(point["metrics"][metric])))
     return found
 
 

@@ -18,11 +18,12 @@ from trainer.cli.sweep_state import Next
 from trainer.config.keys import key_of
 from trainer.config.redact import command
 from trainer.errors import BY_CTRL_C, PRUNED, AskedToLeave, Interrupted, RunPreempted, first_line
+from trainer.host.engine_tasks import ENGINE
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.engine_folder import LOG
 from trainer.service.pool import End, Pool, Setup, SlotJob, shares
 from trainer.service.queue import Slots
+from trainer.service.runner import HARDER_S
 from trainer.service.slots import of_this_host
 from trainer.terminal.screen import Screen, say
 from trainer.wording import counted
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from trainer.cli.sweep_state import SweepState
 
 POLL_S = 0.2
-WORST_S = 15.0
-"""So long after ``checkpoint.grace_s`` a job that was asked to end is killed."""
 CONFIG_DIR = "--config-dir"
 
 
@@ -129,7 +128,7 @@ class Parallel:
                     result = replace(read_result(str(folder), PRUNED, ""), run_dir=str(folder))
                     self.sweep.ended[job.number] = self.sweep.row(job.shown, result)
             except (AskedToLeave, KeyboardInterrupt, Interrupted) as error:
-                self._leave(pool, error, config.checkpoint.grace_s + WORST_S)
+                self._leave(pool, error, config.checkpoint.grace_s + HARDER_S)
 
     def _setup(self) -> Setup:
         sweep, flags = self.sweep, list(self.sweep.flags)

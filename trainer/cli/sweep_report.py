@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from trainer.cli import sweep_svg
 from trainer.config.keys import key_of
 from trainer.errors import UserError
-from trainer.host import json_text
 from trainer.host.files import replace_file
 from trainer.metrics.best import falls
 from trainer.run_folder import lives
+from trainer.run_folder.points import read_points
+from trainer.terminal.status import read_status
 from trainer.visible import one_line
 
 FILE = "report.html"
@@ -95,7 +95,7 @@ def _jobs(folder: Path) -> Iterator[Job]:
         below = path.parent
         if below == folder or not (below / "config.yaml").is_file() or "checkpoints" in path.parts:
             continue
-        status, result, plan = (_json(below / name) for name in ("status.json", "result.json", "plan.json"))
+        status, result, plan = (read_status(below, name) for name in ("status.json", "result.json", "plan.json"))
         metric = str(plan.get("objective", {}).get("best", ""))
         value = (result.get("best") or status.get("bests") or {}).get(metric)
         curve, rates = _points(below, metric)
@@ -114,25 +114,10 @@ def _jobs(folder: Path) -> Iterator[Job]:
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return json_text.read_object(path)
-    except (OSError, ValueError):
-        return {}
-
-
 def _points(folder: Path, metric: str) -> tuple[list[tuple[float, float]], list[float]]:
     """The objective over updates, and the rates, of a job's ``metrics.jsonl``."""
     curve, rates = [], []
-    try:
-        lines = (folder / "metrics.jsonl").read_text(errors="replace").splitlines()
-    except OSError:
-        return [], []
-    for line in lines:
-        try:
-            point = json_text.loads(line)
-        except ValueError:  # a writer that was killed leaves half a line
-            continue
+    for point in read_points(folder):
         values = point["metrics"]
         if metric in values and math.isfinite(values[metric]):
             curve.append((point["step"], values[metric]))

@@ -31,6 +31,7 @@ from trainer.errors import (
     UserError,
 )
 from trainer.host import early_signals
+from trainer.host.engine_tasks import ENGINE
 from trainer.host.files import start_empty
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.check import get_ready
@@ -39,7 +40,6 @@ from trainer.job.closing import Closing
 from trainer.job.job import execute
 from trainer.job.ready import Ready
 from trainer.job.result import Result, read_result
-from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.engine_folder import unmade_if_refused
 from trainer.planning.launcher import start_here
 from trainer.planning.tracking_store import try_tracking
@@ -49,10 +49,9 @@ from trainer.tracking.client import tracking
 from trainer.tracking.contract import STILL_RUNNING
 
 if TYPE_CHECKING:
-    from trainer.launch.engines.contract import Handle, Submitter
+    from trainer.cli.sweep_engine import Submitted
     from trainer.launch.engines.contract import Job as EngineJob
-
-    Submitted = tuple[EngineJob, Handle]
+    from trainer.launch.engines.contract import Submitter
 
 
 @dataclass

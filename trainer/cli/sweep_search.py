@@ -175,12 +175,12 @@ class Search(Source):
     def _next(self) -> Next | None:
         if self.again:
             return self._of(self.again.pop(0))
-        all_started = len(self.study.get_trials(deepcopy=False)) >= self.total
+        number = len(self.study.get_trials(deepcopy=False))
+        all_started = number >= self.total
         if self.rungs is not None and (best := self.rungs.promoted(all_started and not self.running)) is not None:
             return self._of(best)
         if all_started:
             return None
-        number = len(self.study.get_trials(deepcopy=False))
         if self.grid:
             self.study.enqueue_trial(self.grid[number])
         self.study.sampler = self._sampler(number)

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from trainer.config.schema.run import SweepConfig
-    from trainer.launch.engines.contract import Handle, Living, Submitter
-    from trainer.launch.engines.contract import Job as EngineJob
+    from trainer.launch.engines.contract import Living, Submitter
     from trainer.tracking.client import RecorderProcess
-
-    Submitted = tuple[EngineJob, Handle]
 
 OPEN_S = 60.0
 """Longest wait for the sweep's run at its trackers, before the jobs are submitted to an engine."""

@@ -94,10 +94,12 @@ def front(jobs: Sequence[Row]) -> list[int]:
 def in_order(jobs: Sequence[Row]) -> list[int]:
     """The numbers of the jobs, the best ones first, and those without a value last."""
 
+    are_comparable = best_of(jobs) is not None
+
     def place(number: int) -> tuple[bool, float, int]:
         job = jobs[number]
         value = job.best
-        if value is None or best_of(jobs) is None:
+        if value is None or not are_comparable:
             return True, 0.0, number
         return False, value if job.is_less_better else -value, number
 

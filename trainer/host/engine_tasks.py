@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+ENGINE = "engine"
+"""The folder of an engine's files below that of a run."""
 SUBMITTED = "TRAINER_SUBMITTED"
 """The engine whose job this process is in, where this product has submitted it."""
 RUN_DIR, RESUME, SWEEP_DIR, SWEPT = "TRAINER_RUN_DIR", "TRAINER_RESUME", "TRAINER_SWEEP_DIR", "TRAINER_SWEPT"

@@ -14,7 +14,7 @@ from trainer.checkpoint.best_weights import put_back
 from trainer.checkpoint.store import CHECKPOINTS
 from trainer.config.redact import command
 from trainer.errors import UserError
-from trainer.host.engine_tasks import SUBMITTED
+from trainer.host.engine_tasks import ENGINE, SUBMITTED
 from trainer.job.ready import Ready
 from trainer.planning.find_checkpoint import check_nothing_lost, check_still_newest
 from trainer.planning.plan import Resume
@@ -118,7 +118,7 @@ def make_room(folder: Path, ready: Ready, overrides: Sequence[str], say: Callabl
     """Create this host's run folder or clear what an earlier run left there; a resumed run keeps its own files."""
     plan, resume = ready.plan, ready.plan.resume
     folder.mkdir(parents=True, exist_ok=True)
-    if SUBMITTED not in os.environ and (folder / "engine").is_dir():
+    if SUBMITTED not in os.environ and (folder / ENGINE).is_dir():
         from trainer.launch.engines.engine_folder import forget_ended
 
         forget_ended(folder)  # a job's end is not this run's

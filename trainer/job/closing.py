@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trainer.config.redact import hide, scrub, text
 from trainer.config.schema.run import MLFLOW
 from trainer.errors import PREEMPTED, PRUNED, first_line
-from trainer.launch.engines.contract import ENGINE
+from trainer.host.engine_tasks import ENGINE
 from trainer.planning.plan import Plan
 from trainer.run_folder import lives, repeat
 from trainer.tasks.contract import task_of

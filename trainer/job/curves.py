@@ -11,6 +11,7 @@ from trainer.host import json_text
 from trainer.pictures.figures import figure_of, save
 from trainer.pictures.lettering import families
 from trainer.run_folder.lives import read
+from trainer.run_folder.points import read_points
 from trainer.visible import printed
 
 PANELS = (("loss", "loss"), ("perf/samples_per_s", "samples per second"), ("lr", "learning rate"))
@@ -23,15 +24,7 @@ SERVED = (("pushes_per_s", "pushes per second"), ("mb_per_s", "MB per second"), 
 def _points(run_dir: Path) -> dict[str, tuple[list[int], list[float]]]:
     """Read every metric's (updates, values) from a run's metrics.jsonl."""
     series: dict[str, tuple[list[int], list[float]]] = {}
-    try:
-        written = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    for line in written:
-        try:
-            point = json_text.loads(line)
-        except ValueError:  # a writer that was killed leaves half a line
-            continue
+    for point in read_points(run_dir):
         for name, value in point["metrics"].items():
             steps, values = series.setdefault(name, ([], []))
             steps.append(point["step"])

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer.host import json_text
 from trainer.pictures.figures import figure_of, save
+from trainer.run_folder.points import read_points
 
 PICTURE = "lr_find.png"
 MEMORY = 0.9
@@ -36,8 +36,7 @@ class Found:
 def read(run_dir: Path, scale: float = 1.0) -> Found:
     """Read the curve from the run's ``metrics.jsonl``; rates are divided by ``scale`` (``optimizer.lr_scaling``)."""
     points: dict[int, tuple[float, float]] = {}
-    for line in (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines():
-        point = json_text.loads(line)
+    for point in read_points(run_dir):
         values = point["metrics"]
         if "train/loss" in values and "lr" in values:
             points.setdefault(point["step"], (values["lr"] / scale, values["train/loss"]))

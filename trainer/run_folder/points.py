@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import why
 from trainer.host import json_text
@@ -100,3 +102,22 @@ def last_step(path: Path) -> int:
         return int(json_text.loads(lines.rpartition(b"\n")[2]).get("step"))
     except (OSError, ValueError, TypeError, AttributeError):  # no file, no line, or an unknown one
         return 0
+
+
+def read_points(run_dir: Path, naming: str = "") -> Iterator[dict[str, Any]]:
+    """Yield the points of a run's metrics.jsonl, also while it is written; none if there is no file.
+
+    Args:
+        naming: only points in which a metric of this name may be; the others are not parsed.
+    """
+    try:
+        lines = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        if naming and f'"{naming}"' not in line:
+            continue
+        try:
+            yield json_text.loads(line)
+        except ValueError:  # a writer that was killed leaves half a line
+            continue

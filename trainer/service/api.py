@@ -387,14 +387,14 @@ def logout(service: TheService, response: Response) -> None:
     response.delete_cookie(service.cookie, httponly=True, samesite="strict")
 
 
-@door.get("/")
-@door.get("/page.css")
-@door.get("/page.js")
-@door.get("/curves.js")
 def page(request: Request) -> Response:
     """The page, which holds no data."""
     name = request.url.path.strip("/") or "page.html"
     return Response(resources.files("trainer.service").joinpath("page", name).read_bytes(), media_type=PAGE.get(name))
+
+
+for _name in PAGE:
+    door.add_api_route(f"/{_name}".replace("/page.html", "/"), page)
 
 
 def made(service: Service, hosts: Collection[str] = (), stopping: Callable[[], bool] = lambda: False) -> Guard:

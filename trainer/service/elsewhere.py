@@ -14,7 +14,8 @@ from trainer.config.instantiate import call_target
 from trainer.errors import Interrupted, RunPreempted, UserError
 from trainer.host import json_text
 from trainer.host.code_version import code_version
-from trainer.launch.engines.contract import ENDED, ENGINE, PENDING, REQUEUED, Handle, Job, State, Submitter, Unreachable
+from trainer.host.engine_tasks import ENGINE
+from trainer.launch.engines.contract import ENDED, PENDING, REQUEUED, Handle, Job, State, Submitter, Unreachable
 from trainer.launch.engines.contract import RUNNING as RUNS
 from trainer.launch.engines.engine_folder import read_code
 from trainer.planning.launcher import Launcher

@@ -13,10 +13,9 @@ from pathlib import Path
 from trainer.config.schema.run import QueueLaunch
 from trainer.errors import UserError
 from trainer.host.code_version import code_version
-from trainer.host.engine_tasks import SWEEP_DIR, SWEPT
+from trainer.host.engine_tasks import ENGINE, SWEEP_DIR, SWEPT
 from trainer.launch.engines.contract import (
     ENDED,
-    ENGINE,
     PENDING,
     REQUEUED,
     RUNNING,

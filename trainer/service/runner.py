@@ -29,8 +29,7 @@ from pathlib import Path
 from trainer.errors import Interrupted, RunFailed, RunPreempted
 from trainer.host import private
 from trainer.host.code_version import code_version
-from trainer.host.engine_tasks import FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
-from trainer.launch.engines.contract import ENGINE
+from trainer.host.engine_tasks import ENGINE, FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines.engine_folder import CODE
 from trainer.service.queue import (
     ALIVE,

@@ -34,6 +34,7 @@ from trainer.host.engine_tasks import (
     CARRIED,
     CARRIED_CONFIG,
     COPIES,
+    ENGINE,
     KUBERNETES,
     LIFE,
     MPI,
@@ -46,7 +47,6 @@ from trainer.host.engine_tasks import (
     tasks_of,
 )
 from trainer.host.parent_death import killed_with_parent
-from trainer.launch.engines.contract import ENGINE
 from trainer.launch.engines.copies import FIRST, JOB, PATIENCE_S, RUN, Carried, Copies, Mirror
 from trainer.launch.engines.engine_folder import LEAVE
 

@@ -23,11 +23,9 @@ from typing import Any, ClassVar
 from trainer.config.run_config import typed
 from trainer.config.schema.run import SubmitLaunch
 from trainer.errors import Interrupted, RunPreempted, UserError
-from trainer.host.engine_tasks import SUBMITTED
+from trainer.host.engine_tasks import ENGINE, SUBMITTED
 from trainer.planning.launcher import Assignment, Launcher, Supervision
 
-ENGINE = "engine"
-"""The folder of an engine's files below that of a run."""
 WITHOUT_FAULT = (0, RunPreempted.exit_code, Interrupted.exit_code)
 """Exit codes of jobs that have not failed."""
 PENDING, RUNNING, REQUEUED, ENDED = "pending", "running", "requeued", "ended"

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.remote import LOCAL, Remote, file_system, reason
+from trainer.host.engine_tasks import ENGINE
 from trainer.host.files import PRIVATE, is_part, replacing
-from trainer.launch.engines.contract import ENDED, ENGINE, Handle, Job, State
+from trainer.launch.engines.contract import ENDED, Handle, Job, State
 from trainer.launch.engines.engine_folder import LEAVE, LOG
 
 RUN, JOB = "run", "job"

@@ -18,8 +18,9 @@ from typing import Any
 from trainer.config import redact
 from trainer.errors import RunPreempted, UserError, first_line
 from trainer.host import json_text, private
+from trainer.host.engine_tasks import ENGINE
 from trainer.host.files import replace_file
-from trainer.launch.engines.contract import ENGINE, Job, Point, Unreachable
+from trainer.launch.engines.contract import Job, Point, Unreachable
 from trainer.planning.run_secret import LEAST
 
 SCRIPT, SECRET, LOG, CODE, LEAVE, LIVES = "job.sh", "secret", "log", "code", "leave", "lives"

@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 
 from trainer.errors import UserError
-from trainer.host.engine_tasks import SLURM
-from trainer.launch.engines.contract import ENGINE, Handle, Job, Living, Submitter, Unreachable
+from trainer.host.engine_tasks import ENGINE, SLURM
+from trainer.launch.engines.contract import Handle, Job, Living, Submitter, Unreachable
 from trainer.launch.engines.engine_folder import (
     LEAVE,
     SHOWN,

@@ -9,9 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import Interrupted, RunPreempted
+from trainer.host.engine_tasks import ENGINE
 from trainer.launch.engines.contract import (
     ENDED,
-    ENGINE,
     PENDING,
     REQUEUED,
     RUNNING,

@@ -25,7 +25,9 @@ function drawn(runs) {
 }
 
 function round(value) {
-  return value === 0 ? "0" : Math.abs(value) >= 1e5 || Math.abs(value) < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(3));
+  if (value === 0) return "0";
+  const isShort = Math.abs(value) < 1e5 && Math.abs(value) >= 1e-3;
+  return isShort ? String(+value.toPrecision(3)) : value.toExponential(1);
 }
 
 // runs: [{ label, points }], points as the API answers them. Lines have the classes line0 to line5.
@@ -40,7 +42,8 @@ function picture_of(metric, runs) {
   const x = (step) => LEFT + (step / last) * (WIDTH - LEFT - RIGHT);
   const y = (value) => HEIGHT - BOTTOM - ((value - low) / (high - low || 1)) * (HEIGHT - BOTTOM - TOP);
   const ends = runs.map((run, n) => lines[n].length ? `${run.label} ${round(lines[n].at(-1)[1])}` : "").filter(Boolean);
-  const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${metric}: ${ends.join(", ")}` });
+  const about = { role: "img", "aria-label": `${metric}: ${ends.join(", ")}` };
+  const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, ...about });
   svg("text", { x: LEFT, y: 14, class: "title" }, made).textContent = metric;
   for (const value of low === high ? [low] : [low, (low + high) / 2, high]) {
     svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(value), y2: y(value), class: "grid" }, made);
@@ -51,7 +54,9 @@ function picture_of(metric, runs) {
     const path = points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
     const line = svg("polyline", { points: path, class: `line${n % 6}` }, made);
     svg("title", {}, line).textContent = `${runs[n].label}: ${points.length ? round(points.at(-1)[1]) : ""}`;
-    if (points.length) svg("circle", { cx: x(points.at(-1)[0]), cy: y(points.at(-1)[1]), r: 3, class: `line${n % 6}` }, made);
+    if (!points.length) return;
+    const [step, value] = points.at(-1);
+    svg("circle", { cx: x(step), cy: y(value), r: 3, class: `line${n % 6}` }, made);
   });
   return made;
 }

@@ -47,8 +47,9 @@ async function events(path, signal, seen) {
 }
 
 function showRuns(state) {
-  $("slots").textContent = state.hosts.map((one) => `${one.host}: ${one.free.cores.length} of ${one.all.cores.length} cores free, ` +
-    `${one.free.gpus.length} of ${one.all.gpus.length} GPUs free`).join("; ");
+  $("slots").textContent = state.hosts.map(({ host, free, all }) =>
+    `${host}: ${free.cores.length} of ${all.cores.length} cores free, ` +
+    `${free.gpus.length} of ${all.gpus.length} GPUs free`).join("; ");
   const focused = document.activeElement && document.activeElement.dataset.what;
   $("runs").replaceChildren(...state.runs.map((run) => {
     const row = document.createElement("tr");
@@ -62,13 +63,15 @@ function showRuns(state) {
     element("td", run.state, row);
     element("td", run.by ? `${run.name} (${run.by})` : run.name, row);
     const at = run.progress;
-    element("td", at && at.percent !== null ? `${Math.round(at.percent)} %, update ${at.step} of ${at.total}` : "", row);
+    const isKnown = at && at.percent !== null;
+    element("td", isKnown ? `${Math.round(at.percent)} %, update ${at.step} of ${at.total}` : "", row);
     element("td", run.position === null ? run.reason : `position ${run.position + 1}. ${run.reason}`, row);
     const cell = element("td", "", row);
     for (const verb of run.may) button(cell, verb, `${verb} ${run.number}`, () => act(run.number, verb));
     return row;
   }));
-  if (focused) for (const one of $("runs").querySelectorAll("[data-what]")) if (one.dataset.what === focused) one.focus();
+  const again = [...$("runs").querySelectorAll("[data-what]")].find((one) => one.dataset.what === focused);
+  if (again) again.focus();
 }
 
 function button(parent, text, what, pressed) {
@@ -114,12 +117,16 @@ async function points(number, before = { points: [], next: 0 }) {
   }
 }
 
+function labelled(number, found) {
+  return { label: `run ${number}`, points: found.points };
+}
+
 async function draw(number, signal) {
   let found;
   while (!signal.aborted && shown === number) {
     const more = await points(number, found);
     if (shown !== number) return;
-    if (!found || more.points.length !== found.points.length) curves($("curves"), [{ label: `run ${number}`, points: more.points }]);
+    if (!found || more.points.length !== found.points.length) curves($("curves"), [labelled(number, more)]);
     found = more;
     await new Promise((done) => setTimeout(done, LIVE_MS));
   }
@@ -131,7 +138,7 @@ async function compare() {
   try {
     const numbers = [...compared].sort((a, b) => a - b);
     const runs = await Promise.all(numbers.map(async (number) => (await ask(`/api/runs/${number}`)).json()));
-    const lines = await Promise.all(numbers.map(async (number) => ({ label: `run ${number}`, points: (await points(number)).points })));
+    const lines = await Promise.all(numbers.map(async (number) => labelled(number, await points(number))));
     $("legend").replaceChildren(...numbers.map((number, n) => {
       const name = element("span", `run ${number}  `);
       name.className = `line${n % 6}`;
@@ -140,10 +147,12 @@ async function compare() {
     curves($("beside"), lines);
     const keys = [...new Set(runs.flatMap((run) => Object.keys(run.config)))].sort();
     const texts = (key) => runs.map((run) => JSON.stringify(run.config[key] ?? null));
-    const rows = keys.filter((key) => new Set(texts(key)).size > 1 && !/^(hydra|name|launch.once)/.test(key)).map((key) => [key, ...texts(key)]);
+    const rows = keys.filter((key) => !/^(hydra|name|launch.once)/.test(key)).map((key) => [key, ...texts(key)])
+      .filter(([, ...cells]) => new Set(cells).size > 1);
     const best = [...new Set(runs.flatMap((run) => Object.keys((run.result || {}).best || {})))].sort()
       .map((name) => [`best ${name}`, ...runs.map((run) => run.result ? round(run.result.best[name] ?? NaN) : "")]);
-    $("differs").replaceChildren(...[["key", ...numbers.map((number) => `run ${number}`)], ...best, ...rows].map((cells, n) => {
+    const head = ["key", ...lines.map((line) => line.label)];
+    $("differs").replaceChildren(...[head, ...best, ...rows].map((cells, n) => {
       const row = document.createElement("tr");
       for (const cell of cells) element(n ? "td" : "th", cell, row);
       return row;
@@ -152,7 +161,8 @@ async function compare() {
 }
 
 async function picture(number, path) {
-  const blob = await (await ask(`/api/runs/${number}/files/${path.split("/").map(encodeURIComponent).join("/")}`)).blob();
+  const parts = path.split("/").map(encodeURIComponent).join("/");
+  const blob = await (await ask(`/api/runs/${number}/files/${parts}`)).blob();
   if (shown !== number) return;
   const made = element("img", "", $("pictures"));
   made.alt = path;

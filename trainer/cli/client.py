@@ -12,10 +12,10 @@ from typing import Any
 
 from trainer.errors import RunFailed, UserError
 from trainer.job.result import Result
+from trainer.service.queue import DONE, OVER
 
 ASK_S, POLL_S = 60.0, 1.0
 """Longest wait for an answer, and time between two questions about a run, in seconds."""
-OVER = ("done", "failed", "cancelled")
 
 
 class Client:
@@ -54,7 +54,7 @@ class Client:
         while (run := self.show(number))["state"] not in OVER:
             time.sleep(POLL_S)
         found = run["result"] or {}
-        if run["state"] != "done":
+        if run["state"] != DONE:
             why = found.get("error") or f"{self.url}/api/runs/{number}/logs has its lines"
             raise RunFailed(f"run {number} {run['state']}: {why}")
         return Result(**{field.name: found[field.name] for field in fields(Result) if field.name in found})
