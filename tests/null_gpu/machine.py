@@ -61,7 +61,7 @@ def run(library: Path, module: str, question: Any, gpus: int = 1) -> Any:
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -23,7 +23,7 @@ needs_null_gpu = pytest.mark.skipif(bool(machine.missing()), reason=f"a null GPU
         ("waits", 3, 0),
         *(
             pytest.param(part, rows, rated, marks=pytest.mark.all)
-            for part, rows, rated in (("resident", 5, 5), ("rival", 2, 2), ("compile", 5, 5))
+            for part, rows, rated in (("resident", 5, 5), ("rival", 2, 2), ("compile", 5, 5), ("jpeg", 4, 4))
         ),
     ],
 )

@@ -83,6 +83,8 @@ def test_a_batch_that_cannot_be_halved_has_another_proposal(tmp_path: Path, monk
         RunFailed, match=r"17 samples per worker\. A smaller data\.batch_size, precision=bf16 or a smaller model"
     ):
         run("one", "data.batch_size=17")
+    with pytest.raises(RunFailed, match=r"17 samples per worker\. A smaller data\.batch_size or a smaller model needs"):
+        run("two", "data.batch_size=17", "precision=bf16")  # no fewer bits are to be had
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

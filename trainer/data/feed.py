@@ -42,6 +42,8 @@ class Batch:
         last: the update's last batch.
         update: this worker's samples in the whole update; update_denominator: the sum of the denominators.
         work: where work is leased: epoch, block, number in the block, and whether it is the block's last.
+        on_host: the inputs as they were read, for a strategy that needs their ids on the host; None: the inputs are
+            there, or no strategy needs them.
     """
 
     inputs: Inputs
@@ -53,6 +55,7 @@ class Batch:
     work: tuple[int, int, int, bool] | None = None
     denominator: float = BY_SAMPLES
     update_denominator: float = BY_SAMPLES
+    on_host: Inputs | None = None
 
     def __post_init__(self) -> None:
         if self.denominator == BY_SAMPLES:
@@ -190,10 +193,12 @@ class Feed:
             batches = iter(read)
         whole, factor = sum(denominators), 1 if self.average else len(group)
         for number, (samples, denominator) in enumerate(zip(group, denominators, strict=True)):
-            inputs, labels = self.place(*next(batches))
+            read_inputs, read_labels = next(batches)
+            inputs, labels = self.place(read_inputs, read_labels)
             share = factor * denominator / whole if denominator else 0.0
             last = number == len(group) - 1
-            yield Batch(inputs, labels, samples, share, last, sum(group), None, denominator, whole)
+            on_host = None if self.expect is None else read_inputs
+            yield Batch(inputs, labels, samples, share, last, sum(group), None, denominator, whole, on_host)
 
     def _leased(self, epoch: int) -> Iterator[Batch | None]:
         """The batches of the blocks that this worker leases; None: yield the batch that is held back."""

@@ -18,7 +18,6 @@ OF_HOST = ("can't allocate memory", "bad_alloc", "could not create a memory")
 SAID = (*OF_HOST, "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """The same of any memory."""
 EVALUATING = "in an evaluation"
-LESS = "precision=bf16 or a smaller model needs less"
 
 
 @contextlib.contextmanager
@@ -88,10 +87,19 @@ def _instead(plan: Plan, phase: Phase) -> str:
     if phase is not Phase.TRAINING:
         key, what = ("data.val_batch_size", "metrics") if phase is Phase.EVALUATION else ("data.batch_size", "rows")
         size = plan.batches.val_size if phase is Phase.EVALUATION else plan.batches.size
-        return f"Smaller batches give the same {what}: {key}={size // 2}" if size > 1 else f"Only {LESS}"
+        return f"Smaller batches give the same {what}: {key}={size // 2}" if size > 1 else f"Only {_less(plan)}"
     if plan.batches.size < 2 or plan.batches.global_size % (plan.topology.workers * plan.batches.merge * 2):
-        return "A smaller data.batch_size, precision=bf16 or a smaller model needs less"
+        return f"A smaller data.batch_size{', ' if _wide(plan) else ' or '}{_less(plan)}"
     update = (
         f"data.global_batch_size={plan.batches.global_size} strategy.gradient_merge.k_steps={2 * plan.batches.merge}"
     )
-    return f"The same update in two parts needs less: {update}. So does precision=bf16"
+    return f"The same update in two parts needs less: {update}{'. So does precision=bf16' if _wide(plan) else ''}"
+
+
+def _wide(plan: Plan) -> bool:
+    """Whether 16 bits would be fewer than the numbers of the plan have."""
+    return plan.chosen.precision in ("fp32", "fp64")
+
+
+def _less(plan: Plan) -> str:
+    return f"{'precision=bf16 or ' if _wide(plan) else ''}a smaller model needs less"

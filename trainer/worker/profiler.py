@@ -78,8 +78,8 @@ class Profiled(Unprofiled):
             self.torch.start()
             self.open = True
 
-    def close(self) -> None:
-        if self.open:
+    def close(self, hangs: bool = False) -> None:
+        if self.open and not (hangs and self.cuda):
             self.torch.stop()
 
     def _finish(self, profiler: torch.profiler.profile) -> None:

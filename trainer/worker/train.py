@@ -201,8 +201,11 @@ def at_work(seat: Seat, assignment: Assignment) -> Iterator[Training]:
             try:
                 with _host_watched(seat, report, config.tracking.system_every_s), _compiling_shown(plan, report):
                     yield run
-            finally:
                 run.reporting.profile.close()
+            except BaseException as error:
+                run.reporting.profile.close(hangs=isinstance(error, Missing))
+                raise
+            finally:
                 run.feed.close()
         except BaseException:
             with suppress(OSError):  # report the first cause, not the full disk after it

@@ -162,8 +162,12 @@ class Unprofiled:
     def step(self) -> None:
         """Mark the end of an update, for the profiler; does nothing without one."""
 
-    def close(self) -> None:
-        """End the profile at the end of the run; does nothing without one."""
+    def close(self, hangs: bool = False) -> None:
+        """End the profile at the end of the run; does nothing without one.
+
+        Args:
+            hangs: the GPU may never come to an end, so nothing waits for it.
+        """
 
 
 class LogWindow:

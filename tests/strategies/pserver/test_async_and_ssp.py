@@ -19,7 +19,7 @@ from trainer.strategies.pserver.worker.requests import Request
 
 
 def batch(last: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(inputs=torch.zeros(1), work=None, last=last)
+    return SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=last)
 
 
 def give(worker: PserverAsync, gradient: float) -> None:

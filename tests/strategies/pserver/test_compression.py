@@ -55,7 +55,7 @@ def test_a_worker_remembers_what_int8_took_from_its_pushes() -> None:
     with Cluster(run) as cluster:
         worker = placed(cluster)
         for _ in range(pushes):
-            worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+            worker.prepare(SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True))
             for p in worker.model.parameters():
                 p.grad = torch.full_like(p, small)
             for server in worker.client.servers:

@@ -37,7 +37,8 @@ def train(cluster: Cluster, rank: int, seed: int) -> PserverGeo:
     worker, net = PserverGeo(cluster.run["config"]["strategy"], cluster.seat("worker", rank)), Net().double()
     worker.setup(net, cluster.updaters)
     draw = np.random.default_rng((seed, rank))
-    batches = [SimpleNamespace(inputs=torch.from_numpy(draw.integers(ROWS, size=4))) for _ in range(STEPS)]
+    ids = [torch.from_numpy(draw.integers(ROWS, size=4)) for _ in range(STEPS)]
+    batches = [SimpleNamespace(inputs=one, on_host=None) for one in ids]
     for batch, after in zip(batches, [*batches[1:], None], strict=True):
         if after is not None:
             worker.expect(after)

@@ -18,7 +18,7 @@ FIRST, LATE = np.array([1.0, 2.0, -1.0, 0.5]), np.array([0.5, -1.0, 2.0, 1.0])
 
 
 def batch() -> SimpleNamespace:
-    return SimpleNamespace(inputs=torch.zeros(1), work=None, last=True)
+    return SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True)
 
 
 def push(worker: Bare, dense: np.ndarray, value: float, clock: int) -> None:

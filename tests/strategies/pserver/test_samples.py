@@ -27,7 +27,7 @@ def placed(kind: type[PserverWorker], cluster: Cluster, rank: int) -> PserverWor
 
 
 def update(worker: PserverWorker, samples: int) -> None:
-    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True))
     for p in worker.model.parameters():
         p.grad = torch.ones_like(p)
     worker.step(samples)

@@ -16,7 +16,7 @@ from trainer.strategies.pserver.worker.sync import PserverSync
 
 
 def update(worker: PserverSync) -> None:
-    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True))
     for p in worker.model.parameters():
         p.grad = torch.ones_like(p)
     worker.step(1)

@@ -33,7 +33,7 @@ def net() -> nn.Module:
 
 def step(worker: PserverAsync, gradient: float) -> None:
     """One update with equal gradients everywhere, done at the servers."""
-    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+    worker.prepare(SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True))
     for p in worker.model.parameters():
         p.grad = torch.full_like(p, gradient)
     worker.step(1)
@@ -58,7 +58,7 @@ def test_each_server_compensates_and_counts_staleness_by_its_own_version(servers
         for ahead, shard in enumerate(shards):  # others' pushes that have come here and not there yet
             for _ in range(ahead):
                 shard.apply(torch.zeros_like(shard.vector), {}, 0)
-        worker.prepare(SimpleNamespace(inputs=torch.zeros(1), work=None, last=True))
+        worker.prepare(SimpleNamespace(inputs=torch.zeros(1), on_host=None, work=None, last=True))
         for ahead, shard in enumerate(shards):
             for _ in range(ahead + 1):
                 shard.apply(torch.full_like(shard.vector, 0.5), {}, 0)

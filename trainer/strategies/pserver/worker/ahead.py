@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from trainer.errors import RunFailed
+from trainer.host.transfers import on_its_way
 from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.pull import Fetched
 from trainer.strategies.pserver.worker.remote_model import RemoteTable
@@ -38,33 +39,51 @@ class Ahead:
         self.fetched: tuple[Ids, Fetched] | None = None
         self.received: tuple[dict[int, np.ndarray], dict[int, torch.Tensor]] | None = None
         self._inputs: Any = None
-        self._expected: Any = None
+        self._on_host: Any = None
+        self._expected: tuple[Any, Any] | None = None
         self._paths: dict[int, str | None] = {}
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, np.ndarray, torch.Tensor, torch.Tensor]] = {}
 
-    def computing(self, inputs: Any) -> None:
-        """Note that a batch with these inputs is computed now; if it was the expected one, the next is unknown."""
-        if inputs is self._expected:
-            self._expected = None
-        self._inputs = inputs
+    def computing(self, inputs: Any, on_host: Any = None) -> None:
+        """Note that a batch with these inputs is computed now; if it was the expected one, the next is unknown.
 
-    def expect(self, inputs: Any) -> None:
-        """Note the inputs of the next batch."""
-        self._expected = inputs
+        Args:
+            on_host: the same inputs where the host can read them without a wait for the GPU; None: ``inputs``.
+        """
+        if self._expected is not None and inputs is self._expected[0]:
+            self._expected = None
+        self._inputs, self._on_host = inputs, on_host
+
+    def expect(self, inputs: Any, on_host: Any = None) -> None:
+        """Note the inputs of the next batch, as in :meth:`computing`."""
+        self._expected = inputs, on_host
 
     def coming(self) -> Ids | None:
         """Return the ids of the next batch, once; None if it is unknown."""
-        inputs, self._expected = self._expected, None
-        return None if inputs is None else self._ids_of(inputs)
+        expected, self._expected = self._expected, None
+        return None if expected is None else self._ids_of(*expected)
 
-    def _ids_of(self, inputs: Any) -> Ids:
+    def _ids_of(self, inputs: Any, on_host: Any) -> Ids:
         found: Ids = {}
         for table in self.tables:
             path = self._paths.get(table.number)
             if path is not None:
                 ids = inputs[path] if path else inputs
-                found[table.number] = (ids, *unique(ids))
+                readable = ids if on_host is None else on_host[path] if path else on_host
+                once, positions = unique(readable)
+                found[table.number] = (ids, once, on_its_way(positions, ids.device))
         return found
+
+    def unique(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
+        """Return the distinct ids (U,) of a forward, ascending, and the position of each of its ids, on their device.
+
+        Ids that are an input of the batch are read on the host; others wait for the GPU.
+        """
+        path = self._paths.get(table.number)
+        if self._on_host is None or path is None or (self._inputs[path] if path else self._inputs) is not ids:
+            return unique(ids)
+        once, positions = unique(self._on_host[path] if path else self._on_host)
+        return once, on_its_way(positions, ids.device)
 
     def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
         """Find out which input of a batch holds a table's ids, so that the next batch's rows can be fetched ahead."""
@@ -88,7 +107,7 @@ class Ahead:
         if self.received is None:
             return False
         (asked, rows), self.received = self.received, None
-        ids = {n: own for n, own in self._ids_of(self._inputs).items() if n in asked}
+        ids = {n: own for n, own in self._ids_of(self._inputs, self._on_host).items() if n in asked}
         if ids.keys() != asked.keys() or any(not np.array_equal(own[1], asked[n]) for n, own in ids.items()):
             raise RunFailed("the data are others than when the checkpoint was made: its next batch has other ids")
         self.keep(ids, rows)

@@ -17,7 +17,6 @@ from trainer.host.transfers import on_its_way
 from trainer.models.embedding_tables import dense_of, tables
 from trainer.strategies.contract import Agreed, Lease, MakeUpdater, Share, Strategy
 from trainer.strategies.pserver.protocol.messages import CREATES, SAVES, Kind, Message, Record, Verb, text
-from trainer.strategies.pserver.tables.row_arrays import unique
 from trainer.strategies.pserver.worker.agreement import agree_on
 from trainer.strategies.pserver.worker.ahead import Ahead
 from trainer.strategies.pserver.worker.client import Client
@@ -134,13 +133,14 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
     # --- a batch ---------------------------------------------------------------------------------------------------
 
     def expect(self, batch: Any) -> None:
-        self.ahead.expect(batch.inputs)
+        self.ahead.expect(batch.inputs, batch.on_host)
 
     def note(self, batch: Any) -> None:
         """Remember what is needed of the batch that is computed now: its inputs, time and leased block."""
-        self.ahead.computing(batch.inputs)
-        if isinstance(batch.inputs, dict) and "time" in batch.inputs:
-            self.event_time = int(batch.inputs["time"].max())
+        self.ahead.computing(batch.inputs, batch.on_host)
+        readable = batch.inputs if batch.on_host is None else batch.on_host
+        if isinstance(readable, dict) and "time" in readable:
+            self.event_time = int(readable["time"].max())
         self.work.note(getattr(batch, "work", None))
 
     def take_fetched(self) -> bool:
@@ -159,7 +159,7 @@ class PserverWorker(Halting, ReadsStatistics, Strategy):
             return once, positions, on_its_way(rows, ids.device)
         if training:
             self.ahead.learn_path(table, ids)
-        once, positions = unique(ids)
+        once, positions = self.ahead.unique(table, ids)
         return once, positions, on_its_way(self.rows_now(table, once, training), ids.device)
 
     def rows_now(self, table: RemoteTable, ids: np.ndarray, training: bool) -> torch.Tensor:
