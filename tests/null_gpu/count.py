@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -126,7 +125,7 @@ def _end(run: Training, phases: Phases, folder: Path) -> None:
         check_parameters(run)
         Packed(vars(save_state(run, run.strategy.save(folder), 0, True)), PinnedMemory())
     run.watchers.checkpoints = Leavable()
-    run.watchers.save_best = phases.around("best model", partial(_copy_model, run.model))
+    run.watchers.save_best = phases.around("best model", lambda first: _copy_model(run.model))
     with (
         patch.object(validation, "_measure_ema", phases.around("validation of the average", validation._measure_ema)),
         patch.object(validation, "_pass_on", phases.around("after a validation", validation._pass_on)),

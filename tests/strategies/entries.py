@@ -30,6 +30,7 @@ from torch import nn
 from tests.strategies import norm_kernels
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
+from trainer.host.sharded import whole
 from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import SyncBatchNorm, synchronised
 from trainer.planning.launcher import Assignment
@@ -72,7 +73,7 @@ def taking_part(seat: Seat, payload: dict[str, Any]) -> Iterator[Training]:
         strategy = locate(plan.strategy.worker)(config.node("strategy"), seat)
         try:
             run = build(config, plan, seat, strategy, Report(None, plan.length.total_steps))
-            run.watchers.save_best = lambda: None
+            run.watchers.save_best = lambda first: None
             yield run
         finally:
             strategy.close()
@@ -155,7 +156,7 @@ def hangs_on_gpus(seat: Seat, payload: dict[str, Any], stopped: bool, polls: boo
 
 
 def parameters(run: Training) -> dict[str, np.ndarray]:
-    return {name: p.detach().numpy().copy() for name, p in run.model.named_parameters()}
+    return {name: whole(p.detach()).numpy().copy() for name, p in run.model.named_parameters()}
 
 
 def buffers(run: Training) -> dict[str, np.ndarray]:

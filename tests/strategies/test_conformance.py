@@ -30,6 +30,7 @@ UNEQUAL = ("sampler.pad=false", "sampler.drop_last=false")
 SIZES = {
     "collective": [2, 4],
     "single": [1],
+    "sharded": [2, 4],
     "local_sgd": [2, 4],
     "toy_server": [1, 2, 4],
     "pserver_sync": [1, 2, 4],
@@ -38,9 +39,9 @@ SIZES = {
     "pserver_geo": [1, 2],
     "averaging": [2],
 }
-SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("collective", 4), ("pserver_sync", 1)]
+SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("sharded", 4), ("collective", 4), ("pserver_sync", 1)]
 """Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
-GROUPED = ("collective", "local_sgd", "averaging")
+GROUPED = ("collective", "sharded", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 WEIGHTED = ("loss.weight=[3,0.5,0,1,2,0.1,1]",)
 """One class does not count, so that a batch, or a worker's whole update, may have no denominator."""
@@ -222,6 +223,7 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
 DECLARED: dict[str, type[Declaration]] = {
     "single": builtin.SingleDeclaration,
     "collective": builtin.CollectiveDeclaration,
+    "sharded": builtin.ShardedDeclaration,
     "local_sgd": builtin.LocalSgdDeclaration,
     "toy_server": ToyServer,
     "pserver_sync": builtin.PserverSyncDeclaration,
@@ -341,7 +343,8 @@ def test_every_precision_and_memory_format_equals_one_process_in_float64(
     answers = evidence(strategy, workers)[case]
     for answer in answers:
         assert_same(answer["parameters"], answers[0]["parameters"])
-        assert answer["channels_last"] == ({"features.2.weight"} if "channels_last" in case else set())
+        strided = "channels_last" in case and strategy != "sharded"  # shards are of contiguous parameters
+        assert answer["channels_last"] == ({"features.2.weight"} if strided else set())
     moved = {name: answers[0]["parameters"][name].astype(np.float64) - begin[name] for name in truth}
     way = {name: truth[name] - begin[name] for name in truth}
     if strategy in ALONE and workers > 1:  # nobody can say what they come to, but it is about the same way

@@ -173,7 +173,7 @@ def training(groups: list[list[int]], *, lockstep: bool = True, epochs: int = 1,
         autocast=nullcontext,
         lockstep=lockstep,
         schedule=Schedule(epochs, total, **{"log_every": 1, "val_every": 1, "val_every_steps": None, **schedule}),
-        watchers=Watchers(Stop(), save_best=lambda: kept.append(run.progress.step)),
+        watchers=Watchers(Stop(), save_best=lambda first: kept.append(run.progress.step)),
         reporting=Reporting(Lines(), LogWindow(task)),
     )
     run.kept = kept
@@ -431,7 +431,7 @@ def test_the_best_model_is_the_average_where_its_metric_marks_it(metric: str, ke
     run.strategy.step = lambda samples: run.model.factor.data.fill_(2.0)
     run.watchers.ema = AveragedWeights(run.model, 0.5)
     run.reporting.report.watched = Best(metric)
-    run.watchers.save_best = lambda: found.append(run.model.factor.item())
+    run.watchers.save_best = lambda first: found.append(run.model.factor.item())
     fit(run)
     assert found == [kept]
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trainer.config.schema import EmaConfig
+from trainer.host.sharded import local, put
 
 NOTHING = -1
 """Value of ``step`` while the average holds no weights."""
@@ -74,7 +75,7 @@ class AveragedWeights:
         if step <= self.step:
             return
         weight = 1.0 if self.step == NOTHING else 1.0 - self.decay_at(step - 1)
-        both = list(zip(self.average, self.live(), strict=True))
+        both = [(local(average), local(live)) for average, live in zip(self.average, self.live(), strict=True)]
         floating = [pair for pair in both if pair[0].is_floating_point()]
         others = [pair for pair in both if not pair[0].is_floating_point()]
         if floating:
@@ -113,7 +114,7 @@ class AveragedWeights:
         self.step = step
         saved = dict(zip(names, average, strict=True))
         for name, tensor in zip(self.names, self.average, strict=True):
-            tensor.copy_(saved[name])
+            put(tensor, saved[name])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -127,7 +128,7 @@ class AveragedWeights:
     @torch.no_grad()
     def _swap(self) -> None:
         self.placed = not self.placed
-        for live, average in zip(self.live(), self.average, strict=True):
+        for live, average in zip(map(local, self.live()), map(local, self.average), strict=True):
             kept = live.clone()
             live.copy_(average)
             average.copy_(kept)

@@ -62,6 +62,8 @@ class Updater:
         self.base_lr = self.base_lrs[0] if lr is None else lr
         device = self.parameters[0].device.type if self.parameters else "cpu"
         self.scaler = torch.amp.GradScaler(device) if loss_scaling else None
+        self.whole_norm: Callable[[torch.Tensor], torch.Tensor] | None = None
+        """L2 norm of this worker's part of the gradient -> that of the whole; None: it has the whole."""
         self.steps = 0
         self.made_with = self._settings()
 
@@ -206,7 +208,7 @@ class Updater:
         from trainer.optim.gradient_clipping import clip_norm, clip_value
 
         if self.clip_norm is not None:
-            clip_norm(self.parameters, self.clip_norm)
+            clip_norm(self.parameters, self.clip_norm, self.whole_norm)
         if self.clip_value is not None:
             clip_value(self.parameters, self.clip_value)
 

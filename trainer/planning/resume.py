@@ -112,7 +112,7 @@ def _other_numbers(plan: Plan, about: store.About) -> Iterator[str]:
 PRECISION = "precision"
 """Key that is compared by what ``auto`` chose."""
 FP16, FP64 = "fp16", "fp64"
-ALIKE = ("single", "collective")
+ALIKE = ("single", "collective", "sharded")
 """Strategies that can take over each other's checkpoints: every worker holds the same state."""
 SYNC = "pserver_sync"
 """Resumes with any number of workers and servers: servers divide the parameters anew, and workers keep no state."""

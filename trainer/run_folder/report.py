@@ -206,7 +206,7 @@ class Report:
         print(f"{self.who}[Epoch {epoch}, batch {batch}] {values}", flush=True)
 
     def validation(self, epoch: int, step: int, values: Mapping[str, float]) -> bool:
-        """Report a validation as a line and a point; returns whether rank 0 should keep this model as the best so far.
+        """Report a validation as a line and a point; returns whether this model is the best so far.
 
         Args:
             values: ``val/...``, and ``val_ema/...`` of the averaged weights where there are such.
@@ -227,7 +227,7 @@ class Report:
         self._point(epoch, step, values)
         if self.run_dir:
             self.write_status("running", time.perf_counter())
-        return improved and self.run_dir is not None
+        return improved
 
     def test(self, epoch: int, step: int, values: Mapping[str, float], of: str) -> None:
         """Report the metrics of the test data, as a line and a point.

@@ -119,6 +119,53 @@ class CollectiveDeclaration(Declaration):
         return refused
 
 
+class ShardedDeclaration(Declaration):
+    """What strategy=sharded declares: torch's FSDP2, each worker holds a shard of parameters and optimizer state."""
+
+    Options = schema.ShardedStrategy
+    options: schema.ShardedStrategy
+    worker = "trainer.strategies.sharded:Sharded"
+
+    @property
+    def traits(self) -> Traits:
+        exact = self.options.param_dtype == self.options.reduce_dtype == "full"
+        return Traits(exact=exact, scatters=True, skips=True, shards=True)
+
+    def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
+        refused, options = super().refuse(config, workers), self.options
+        group = options.shard_group
+        if workers == 1:
+            why = "one worker has nobody to share the model with"
+            refused.append(UserError("strategy=sharded", why, "launch.nproc=2 (or strategy=single)"))
+        elif group is not None and (group < 2 or workers % group):
+            why = f"{workers} workers do not make groups of {group}"
+            instead = next(n for n in range(2, workers + 1) if workers % n == 0)
+            refused.append(UserError(f"strategy.shard_group={group}", why, f"strategy.shard_group={instead}"))
+        if config.compile is True:
+            why = "strategy=sharded gathers parameters between the parts that torch would compile as one"
+            refused.append(UserError("compile=true", why, "compile=false (or strategy=collective)"))
+        for key in ("param_dtype", "reduce_dtype"):
+            if getattr(options, key) == "fp16" and config.precision != "fp16":
+                why = "fp16 overflows above 65504 without a loss scale"
+                refused.append(UserError(f"strategy.{key}=fp16", why, f"strategy.{key}=bf16 (or precision=fp16)"))
+        if options.offload and (config.device == "cpu" or not hardware.gpus()):
+            why = "without a GPU the model is in the memory of the host"
+            refused.append(UserError("strategy.offload=true", why, "strategy.offload=false"))
+        return refused
+
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        refused = super().refuse_model(config, model, optimizer)
+        sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
+        if sparse:
+            why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
+            refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
+        scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+        if scalars:
+            why = f"FSDP cuts parameters along their first dimension, and {scalars[0]} has none"
+            refused.append(UserError("strategy=sharded", why, "strategy=collective (or a parameter of shape (1,))"))
+        return refused
+
+
 class EvaluatorsDeclaration(Declaration):
     """What mode=eval and mode=predict declare instead of the recipe's strategy: workers with whole models."""
 

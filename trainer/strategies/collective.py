@@ -54,12 +54,7 @@ class Collective(Strategy):
         return self.group.scatter(parts)
 
     def weight(self, denominator: float) -> float | torch.Tensor:
-        """Return 1.0, or if they differ denominator * workers / all: DDP averages the workers' mean gradients."""
-        if self.seat.others.even:
-            return 1.0
-        own = torch.full((1,), denominator, dtype=torch.float64, device=self.seat.device)  # a copy would be waited for
-        everybody = self.all_reduce_sum(own)[0]
-        return denominator * self.seat.size / everybody.clamp_min(torch.finfo(torch.float64).tiny)
+        return self.group.weight(denominator)
 
     @contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:

@@ -39,7 +39,8 @@ class Traits:
         itself. survives: the run goes on when a worker dies. leases: the worker is a :class:`LeasesWork`. scatters: the
         worker is a :class:`Scatters`. replicas: the worker is a :class:`trainer.strategies.replicas.HasReplicas`.
         skips: the worker has the optimizer, and can leave an update out (``skip``). tables_at_servers: sparse tables
-        are at servers; workers never hold them whole, and ids may be unbounded.
+        are at servers; workers never hold them whole, and ids may be unbounded. shards: the worker is a
+        :class:`HoldsShards`.
     """
 
     exact: bool = False
@@ -52,6 +53,7 @@ class Traits:
     skips: bool = False
     replicas: bool = False
     tables_at_servers: bool = False
+    shards: bool = False
 
 
 class Declaration(ABC):
@@ -365,6 +367,16 @@ class FullModel(Protocol):
 
     def whole(self) -> AbstractContextManager[Any]:
         """Context manager: the model holds all its parameters, and can be saved."""
+
+
+@runtime_checkable
+class HoldsShards(Protocol):
+    """Protocol of a strategy whose workers hold shards of each parameter. They meet in every forward, so all must run
+    as many of them."""
+
+    def gathered(self, state: Any) -> Any:
+        """Return a nested state (dicts, lists, tensors) with its sharded tensors whole, on the CPU of the first worker;
+        the others have empty ones. Collective."""
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:

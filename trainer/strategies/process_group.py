@@ -126,6 +126,15 @@ class ProcessGroup:
                 "from elsewhere than torch's generator. Use strategy.init=broadcast."
             )
 
+    def weight(self, denominator: float) -> float | torch.Tensor:
+        """The factor on a worker's mean loss where the workers' gradients are averaged: 1.0, or if their denominators
+        differ denominator * workers / all."""
+        if self.seat.others.even:
+            return 1.0
+        own = torch.full((1,), denominator, dtype=torch.float64, device=self.seat.device)  # a copy would be waited for
+        everybody = self.all_reduce_sum(own)[0]
+        return denominator * self.seat.size / everybody.clamp_min(torch.finfo(torch.float64).tiny)
+
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over workers of a float64 vector."""
         if self.seat.size == 1:

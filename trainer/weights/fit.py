@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from trainer.errors import UserError
+from trainer.host.sharded import distributed
 from trainer.visible import shortened
 from trainer.weights import tensor_files
 from trainer.weights.state_dicts import renamed, some_names
@@ -113,7 +114,7 @@ def load_tensors(model: nn.Module, by_name: dict[str, torch.Tensor], what: str) 
     own = model.state_dict()
     _refuse_complex((name for name, tensor in by_name.items() if tensor.is_complex()), own, what)
     try:
-        model.load_state_dict(by_name, strict=False)
+        model.load_state_dict({n: distributed(own[n], t) if n in own else t for n, t in by_name.items()}, strict=False)
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise UserError(what, f"does not go into the model: {shortened(' '.join(lines[-1:]))}") from error

@@ -78,7 +78,7 @@ def trial(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         measure = _limited_gpu(limits, seat.device) if seat.device.startswith("cuda") else _limited_host(limits)
         with at_work(seat, assignment) as run:
             run.schedule = replace(run.schedule, total_steps=UPDATES, epochs=max(UPDATES, run.schedule.epochs))
-            run.watchers.save_best = lambda: None
+            run.watchers.save_best = lambda first: None
             fit(run)
             needed = measure()
         if needed.peak > needed.most:

@@ -12,6 +12,7 @@ from torch import nn
 from trainer.checkpoint.store import BEST, CHECKPOINTS
 from trainer.config.instantiate import for_saved_weights
 from trainer.data.evaluated_split import TEST, EvaluatedSplit
+from trainer.host.sharded import is_sharded, local, put
 from trainer.metrics.best import TESTED
 from trainer.models.skeleton import built
 from trainer.planning.launcher import Assignment
@@ -55,7 +56,7 @@ def test(run: Training, assignment: Assignment, seat: Seat) -> None:
             measure(run, _second_model(run, assignment, seat), of)
             return
         run.final_test.trained = {
-            n: t.to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)
+            n: local(t).to("cpu", copy=True) for n, t in run.model.state_dict().items() if isinstance(t, torch.Tensor)
         }
         _load_best(run, run.model, assignment.plan, seat)
         measure(run, run.model, of, settle=lambda: None)  # all have the same weights, which none is to replace
@@ -129,7 +130,7 @@ def _load_best(run: Training, model: nn.Module, plan: Plan, seat: Seat) -> None:
     def shared(index: int, count: int) -> None:
         if index == 0:
             fit.load(_path(plan), model)
-        _share(model, run.strategy, index == 0)
+        _share(model, run.strategy, _path(plan) if index == 0 else None)
 
     run.strategy.agree(shared)
 
@@ -139,10 +140,21 @@ def _path(plan: Plan) -> Path:
 
 
 @torch.no_grad()
-def _share(model: nn.Module, strategy: Strategy, first: bool) -> None:
-    """Give all workers the first one's parameters and buffers, because other hosts may not see its files."""
-    for tensor in model.state_dict().values():
+def _share(model: nn.Module, strategy: Strategy, path: Path | None) -> None:
+    """Give all workers the first one's parameters and buffers, because other hosts may not see its files.
+
+    Args:
+        path: of the weights on the first worker, which has loaded them; None on the others.
+    """
+    first, sharded = path is not None, any(map(is_sharded, model.state_dict().values()))
+    saved = tensor_files.read(path, str(path)) if path is not None and sharded else {}
+    for name, live in model.state_dict().items():
+        tensor = live
+        if is_sharded(live):  # the first worker has kept its shard alone
+            tensor = saved[name].to(live.dtype) if first else torch.zeros(live.shape, dtype=live.dtype)
         for piece in tensor.view(-1).split(PIECE) if tensor.is_contiguous() else [tensor]:
             values = piece.double().flatten().cpu()
             total = strategy.all_reduce_sum(values if first else torch.zeros_like(values))
             piece.copy_(total.view(piece.shape).to(piece.dtype))
+        if tensor is not live:
+            put(live, tensor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from trainer.config import schema
 from trainer.config.instantiate import call_target
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
+from trainer.host.sharded import local
 from trainer.host.transfers import wait_for
 from trainer.models.embedding_tables import materialise, tables, without_empty_tables
 from trainer.optim.groups import Rate, freeze, grouped, optimizer_of, rates
 from trainer.optim.schedules import Plateau
 from trainer.optim.updater import Updater
 from trainer.planning.plan import Plan
+from trainer.strategies.contract import HoldsShards, Strategy, whole
 from trainer.worker.settings import seed_all
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -121,7 +123,7 @@ def type_of_bytes(precision: str, device: torch.device) -> torch.dtype | None:
 
 def not_finite_parameters(model: nn.Module) -> list[str]:
     """Return the names of the model's parameters that hold NaN or infinite values."""
-    return [name for name, p in model.named_parameters() if not torch.isfinite(p.detach()).all()]
+    return [name for name, p in model.named_parameters() if not torch.isfinite(local(p.detach())).all()]
 
 
 class Superseded(Exception):
@@ -162,13 +164,51 @@ def _with_storage(copy: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(copy.reshape(-1).view(torch.uint8).numpy()).view(copy.dtype).view(copy.shape)
 
 
+class Gathered:
+    """A model's state whose tensors are whole, by name: all that safetensors asks of a model."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.state = state
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """The tensors by name."""
+        return self.state
+
+
+def save_by_first(
+    strategy: Strategy,
+    model: nn.Module,
+    path: Path,
+    first: bool,
+    counts: Callable[[], bool] = lambda: True,
+    pinned: PinnedMemory | None = None,
+) -> None:
+    """Save the model of a run by its first worker. The others only take part where they hold shards of it.
+
+    Args:
+        first: this worker saves. counts, pinned: as in :func:`save`.
+    """
+    if isinstance(strategy, HoldsShards):
+        state = strategy.gathered(model.state_dict())
+        if first:
+            save(model, path, counts, None, Gathered(state))
+    elif first:
+        with whole(strategy):
+            save(model, path, counts, pinned)
+
+
 def save(
-    model: nn.Module, path: Path, counts: Callable[[], bool] = lambda: True, pinned: PinnedMemory | None = None
+    model: nn.Module,
+    path: Path,
+    counts: Callable[[], bool] = lambda: True,
+    pinned: PinnedMemory | None = None,
+    gathered: Gathered | None = None,
 ) -> None:
     """Save a model: its parameters and buffers as a safetensors file, which replaces the old one. The file lists the
     tables that it leaves out.
 
     Args:
+        gathered: the whole state of a model that is sharded.
         counts: asked when all is written; False: the old file stays.
         pinned: memory for the copies of a model on a GPU; None: each of its tensors is waited for.
     """
@@ -182,7 +222,7 @@ def save(
             metadata = {LEFT_OUT: " ".join(absent)}
         # One entry: safetensors writes several in random order, and equal models must have equal files.
         try:
-            saved: Any = OnHost(model, pinned) if pinned is not None and on_gpu(model) else model
+            saved: Any = gathered or (OnHost(model, pinned) if pinned is not None and on_gpu(model) else model)
             save_model(saved, str(part), metadata=metadata)
         finally:
             if pinned is not None:

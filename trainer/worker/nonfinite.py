@@ -19,6 +19,7 @@ import torch
 
 from trainer.data.feed import Batch
 from trainer.errors import NotFinite
+from trainer.host.sharded import local
 from trainer.run_folder.reset_files import REPORT
 from trainer.wording import counted
 from trainer.worker.lines import BatchLoss, Position
@@ -263,7 +264,7 @@ def check_parameters(run: Training) -> None:
     Raises:
         NotFinite: a parameter is not finite.
     """
-    greatest = _greatest([p.detach() for p in run.model.parameters() if p.requires_grad])
+    greatest = _greatest([local(p.detach()) for p in run.model.parameters() if p.requires_grad])
     if greatest is not None and not torch.isfinite(greatest).all():
         first, *others = not_finite_parameters(run.model)
         names = f"{first} and {counted(len(others), 'other')}" if others else first
@@ -311,7 +312,7 @@ def _gradients_are_bad(run: Training) -> float | torch.Tensor:
     if getattr(getattr(run.strategy, "updater", None), "scaler", None) is not None:
         return 0.0
     found = [p.grad for p in run.model.parameters() if p.grad is not None]
-    greatest = _greatest([g.coalesce().values() if g.is_sparse else g for g in found])
+    greatest = _greatest([g.coalesce().values() if g.is_sparse else local(g) for g in found])
     return 0.0 if greatest is None else ~torch.isfinite(greatest).all()
 
 

@@ -14,7 +14,8 @@ import torch
 
 from trainer.checkpoint.tensor_tree import on_device
 from trainer.errors import RunFailed
-from trainer.strategies.contract import Share
+from trainer.host.sharded import put
+from trainer.strategies.contract import HoldsShards, Share
 from trainer.worker.training import Training
 
 
@@ -61,12 +62,19 @@ def save_state(run: Training, share: Share, epoch: int, whole: bool) -> WorkerSt
         run.watchers.early_stop,
         run.watchers.callbacks,
     )
+    model, average, common = (
+        {name: p.detach() for name, p in run.model.named_parameters()},
+        None if ema is None else ema.state(),
+        share.common,
+    )
+    if isinstance(run.strategy, HoldsShards):
+        model, average, common = run.strategy.gathered((model, average, common))
     next_epoch = {} if epoch == progress.epoch else {"epoch": epoch, "update": 0}
     return WorkerState(
         progress={**vars(progress), **next_epoch},
-        model={name: p.detach() for name, p in run.model.named_parameters()} if whole else None,
-        ema=ema.state() if whole and ema is not None else None,
-        strategy=share.common if whole else None,
+        model=model if whole else None,
+        ema=average if whole else None,
+        strategy=common if whole else None,
         buffers=dict(run.model.named_buffers()),
         averaged_buffers=[] if ema is None else ema.average[ema.buffers :],
         own=share.own,
@@ -145,7 +153,7 @@ def _put(live: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor]) ->
         if name not in saved or saved[name].shape != tensor.shape:
             there = "has no" if name not in saved else f"has {tuple(saved[name].shape)} for"
             raise RunFailed(f"the checkpoint is of another model: it {there} {name} {tuple(tensor.shape)}")
-        tensor.copy_(saved[name])
+        put(tensor, saved[name])
 
 
 class BeforeValidation:

@@ -25,7 +25,7 @@ from trainer.host.signals import requests, say_leaving
 from trainer.planning.launcher import Assignment
 from trainer.planning.plan import Plan
 from trainer.run_folder.report import OWN, Report
-from trainer.strategies.contract import HasGauges, Strategy, whole
+from trainer.strategies.contract import HasGauges, Strategy
 from trainer.strategies.lost_workers import HaltsWhileWaiting
 from trainer.strategies.seat import Others, Seat
 from trainer.tasks.contract import best_metric
@@ -34,7 +34,7 @@ from trainer.worker.build import build
 from trainer.worker.checkpoints import Checkpoints
 from trainer.worker.host_monitor import watched
 from trainer.worker.loop import fit
-from trainer.worker.model import save
+from trainer.worker.model import save_by_first
 from trainer.worker.nonfinite import SKIPPED
 from trainer.worker.out_of_memory import memory_named
 from trainer.worker.settings import settings
@@ -80,7 +80,7 @@ def train(seat: Seat, assignment: Assignment) -> dict[str, Any]:
         if report.run_dir is not None:
             report.gauges(run.strategy.last_gauges() if isinstance(run.strategy, HasGauges) else {})
         run.strategy.persist(run_dir / "checkpoints")
-        run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir) if index == 0 else None)
+        run.strategy.agree(lambda index, _: _keep_model(run, assignment, run_dir, index == 0))
         if TEST in run.feed.evaluated:
             from trainer.worker.final_test import test
 
@@ -152,13 +152,18 @@ def _shown(assignment: Assignment) -> dict[str, Any]:
     return shown
 
 
-def _keep_model(run: Training, assignment: Assignment, run_dir: Path) -> None:
-    """Write the trained model, the findings of the validations, and the files for using the model elsewhere."""
-    with whole(run.strategy):
-        save(run.model, run_dir / "model.safetensors")
-        if run.watchers.ema is not None:
-            with run.watchers.ema.in_place():
-                save(run.model, run_dir / "model_ema.safetensors")
+def _keep_model(run: Training, assignment: Assignment, run_dir: Path, first: bool) -> None:
+    """Write the trained model, the findings of the validations, and the files for using the model elsewhere.
+
+    Args:
+        first: this worker writes; the others only take part where they hold shards of the model.
+    """
+    save_by_first(run.strategy, run.model, run_dir / "model.safetensors", first)
+    if run.watchers.ema is not None:
+        with run.watchers.ema.in_place():
+            save_by_first(run.strategy, run.model, run_dir / "model_ema.safetensors", first)
+    if not first:
+        return
     keep_findings(run, run_dir)
     config, plan, inputs = assignment.config, assignment.plan, run.feed.example()
     example.keep(

@@ -13,6 +13,7 @@ from torch import nn
 
 from trainer.data.batch_reordering import Rewind
 from trainer.data.feed import Batch, Feed
+from trainer.host.sharded import local
 from trainer.metrics.best import EarlyStop
 from trainer.metrics.contract import Loss, Objective, Sums
 from trainer.run_folder.report import Report
@@ -134,7 +135,7 @@ class Watchers:
         user_metrics: the user's validation metrics; None: there are none.
         early_stop: ends the run before the last epoch. plateau: the learning rate follows validations.
         ema: moving average of the weights. average_ema: workers have different averages; use their mean.
-        save_best: saves the model; called after the best validation so far.
+        save_best: saves the model, or takes part (first=False); called after the best validation so far.
     """
 
     step_hook: StepHook
@@ -145,7 +146,7 @@ class Watchers:
     plateau: bool = False
     ema: AveragedWeights | None = None
     average_ema: bool = False
-    save_best: Callable[[], None] = lambda: None
+    save_best: Callable[[bool], None] = lambda first: None
 
 
 class Unprofiled:
@@ -275,7 +276,7 @@ class FinalTest:
         """Put the model's own tensors back, if others are in their place."""
         state = model.state_dict()
         for name, tensor in self.trained.items():
-            state[name].copy_(tensor)
+            local(state[name]).copy_(tensor)
         self.trained = {}
 
 

@@ -13,7 +13,7 @@ from trainer.data.evaluated_split import VAL
 from trainer.host.transfers import Arriving
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.contract import Loss
-from trainer.strategies.contract import ObservesValidations
+from trainer.strategies.contract import HoldsShards, ObservesValidations
 from trainer.worker.callbacks import Callbacks
 from trainer.worker.training import Training
 
@@ -50,12 +50,13 @@ def validate(run: Training) -> dict[str, float]:
             values |= {f"{AVERAGED}{name}": value for name, value in ema_metrics.items()}
         reporting.set_writer(index == 0)
         progress.val_sums["last"] = run.task.kept(sums)
-        improved = reporting.report.validation(progress.epoch, progress.step, values)
-        if improved:
+        best = reporting.report.validation(progress.epoch, progress.step, values)
+        improved = best and reporting.report.run_dir is not None
+        if improved or (best and isinstance(run.strategy, HoldsShards)):
             by_ema = reporting.report.watched.metric.startswith(AVERAGED)
             progress.val_sums["best"] = run.task.kept(ema_sums if ema_sums is not None and by_ema else sums)
             with watchers.ema.in_place() if watchers.ema is not None and by_ema else nullcontext():
-                watchers.save_best()
+                watchers.save_best(improved)
         _pass_on(run, values)
         if watchers.callbacks:
             watchers.callbacks.validation_end(progress.epoch, progress.step, values, improved)
@@ -101,17 +102,32 @@ def _measure_share(
     exam, checkpoints, user_metrics = run.task.exam(index, count), run.watchers.checkpoints, run.watchers.user_metrics
     if user_metrics is not None:
         user_metrics.reset()
+    meets = model is run.model and isinstance(run.strategy, HoldsShards)
+    done = 0
     for numbers, batch in run.feed.evaluation(index, count, split):
-        if checkpoints is not None and checkpoints.breaks_off(run):
+        if not meets and checkpoints is not None and checkpoints.breaks_off(run):
             break
+        done += 1
         with run.autocast():
             loss, outputs = run.task.forward(model, batch.inputs, batch.labels, batch.denominator)
         run.reporting.report.pulse.sign()
         exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
         if user_metrics is not None:
             user_metrics.add(outputs, batch.labels)
+    if meets:
+        _keep_up(run, count, split, done)
     cut = [] if checkpoints is None else [checkpoints.after_share(run)]
     return exam.sums(), cut
+
+
+def _keep_up(run: Training, count: int, split: str, done: int) -> None:
+    """Run as many forwards as the worker with the most batches, the first, because workers meet in each."""
+    missing = run.feed.evaluated[split].most(count) - done
+    if missing > 0:
+        _, batch = next(run.feed.evaluation(0, count, split))
+        for _ in range(missing):
+            with run.autocast():
+                run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
 
 
 def _measure_ema(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:

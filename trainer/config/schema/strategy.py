@@ -84,6 +84,33 @@ class AutoStrategy(CollectiveStrategy):
 
 
 @dataclass
+class ShardedStrategy(GroupStrategy):
+    """strategy=sharded: each worker holds a shard of parameters, gradients and optimizer state (FSDP2)."""
+
+    _target_: str = _declaration("trainer.strategies.builtin.ShardedDeclaration")
+    shard: str = key(
+        "parameters",
+        "what workers hold in shards during an update, beside the optimizer: gradients (ZeRO-2), or parameters too (3)",
+        choices=("gradients", "parameters"),
+    )
+    shard_group: Optional[int] = key(
+        None, "neighbouring workers that hold one model; groups hold replicas (null: all workers)", "workers", ge=1
+    )
+    wrap: Any = key(
+        "auto",
+        "modules whose parameters are gathered together: a name with *, a class name, or a list (auto: all blocks)",
+        texts=True,
+    )
+    param_dtype: str = key(
+        "full", "what the gathered parameters are: as they are, or 16 bits", choices=("full", "bf16", "fp16")
+    )
+    reduce_dtype: str = key(
+        "full", "what gradients are reduced in: as they are, or 16 bits", choices=("full", "bf16", "fp16")
+    )
+    offload: bool = key(False, "on GPUs: keep shards and optimizer in the memory of the host")
+
+
+@dataclass
 class LocalSgdStrategy(GroupStrategy):
     """strategy=local_sgd: workers train apart and average their parameters."""
 

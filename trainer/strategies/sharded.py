@@ -1,0 +1,192 @@
+"""strategy=sharded: each worker holds a shard of parameters, gradients and optimizer state (torch's FSDP2).
+
+What a worker holds between two updates is its shard alone (ZeRO, Rajbhandari et al., 2020, arXiv:1910.02054). Before a
+block computes, its workers gather its parameters; after its backward they reduce its gradient and keep their shards.
+
+    shard=parameters   a block's parameters are dropped after its forward, and gathered again for its backward (ZeRO-3)
+    shard=gradients    they stay from the forward to the end of the backward (ZeRO-2)
+
+With ``shard_group=N`` a model is sharded over N neighbouring workers; the groups hold replicas, whose gradients are
+averaged.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from trainer.config.schema import ShardedStrategy
+from trainer.errors import RunFailed
+from trainer.host.sharded import distributed, is_sharded, whole
+from trainer.optim.states import by_name, put
+from trainer.strategies.contract import MakeUpdater, Share, Strategy
+from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.seat import Seat
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Sharded(Strategy):
+    """A worker of strategy=sharded. The workers of a shard group meet in each forward and each backward."""
+
+    Options = ShardedStrategy
+    options: ShardedStrategy
+
+    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
+        super().__init__(config, seat)
+        self.group = ProcessGroup(seat, self.options)
+
+    def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
+        self.group.equal_start(model)
+        for parameter in model.parameters():  # FSDP cuts rows of contiguous memory
+            parameter.data = parameter.data.contiguous()
+        with self.group.naming_the_missing("the sharding of the model"):
+            mesh = self._mesh()
+            for block in (*self._blocks(model), model):
+                fully_shard(
+                    block,
+                    mesh=mesh,
+                    reshard_after_forward=self.options.shard == "parameters",
+                    mp_policy=MixedPrecisionPolicy(
+                        param_dtype=DTYPES[self.options.param_dtype], reduce_dtype=DTYPES[self.options.reduce_dtype]
+                    ),
+                    offload_policy=CPUOffloadPolicy() if self.options.offload else OffloadPolicy(),
+                )
+        self.shards = mesh.get_group(mesh.ndim - 1)
+        self.model, self.updater = model, make_updater(model)
+        self.updater.whole_norm = self._whole_norm
+        return model
+
+    def _mesh(self) -> DeviceMesh:
+        """The workers as one row, or as rows of ``shard_group`` workers, of which each holds a whole model."""
+        device, size = torch.device(self.seat.device).type, self.seat.size
+        group = self.options.shard_group or size
+        if group == size:
+            return init_device_mesh(device, (size,), mesh_dim_names=("shard",))
+        return init_device_mesh(device, (size // group, group), mesh_dim_names=("replica", "shard"))
+
+    def _blocks(self, model: nn.Module) -> list[nn.Module]:
+        """The modules whose parameters are gathered together, inner ones first; what is in none belongs to the model.
+
+        Raises:
+            RunFailed: a pattern of ``strategy.wrap`` fits no module.
+        """
+        named = [(name, module) for name, module in model.named_modules() if name]
+        if self.options.wrap != "auto":
+            patterns = listed(self.options.wrap)
+            for pattern in patterns:
+                if not any(fits(pattern, name, module) for name, module in named):
+                    raise RunFailed(f"strategy.wrap: no module of the model fits {pattern!r}")
+            found = [m for name, m in named if any(fits(pattern, name, m) for pattern in patterns)]
+        else:
+            found = repeated(model)
+        return found[::-1]
+
+    def scatter(self, parts: list[Any] | None) -> Any:
+        return self.group.scatter(parts)
+
+    def weight(self, denominator: float) -> float | torch.Tensor:
+        """Return 1.0, or if they differ denominator * workers / all: FSDP averages the workers' mean gradients."""
+        return self.group.weight(denominator)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        with self.group.naming_the_missing("the exchange of gradients"):
+            super().backward(loss)
+
+    def step(self, samples: int) -> None:
+        self.updater.step()
+
+    def _whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """The L2 norm of the whole gradient, from that of this worker's shards."""
+        square = norm.square()
+        dist.all_reduce(square, group=self.shards)
+        return square.sqrt()
+
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
+        return self.group.all_reduce_sum(values)
+
+    def wait_for(self, event: torch.cuda.Event) -> None:
+        self.group.wait_for(event)
+
+    def synchronize(self) -> None:
+        self.group.agree_on_buffers(self.model)
+
+    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.updater.observe(step, metrics)
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    def gathered(self, state: Any) -> Any:
+        with self.group.naming_the_missing("the gathering of the model"), torch.no_grad():
+            return self._gathered(state)
+
+    def _gathered(self, node: Any) -> Any:
+        """One tensor after the other, so that no device holds more than one of them whole."""
+        if isinstance(node, torch.Tensor):
+            if not is_sharded(node):
+                return node
+            there = whole(node.detach())
+            return there.cpu() if self.seat.rank == 0 else there.new_empty(0)
+        if isinstance(node, Mapping):
+            return {key: self._gathered(value) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return type(node)(self._gathered(one) for one in node)
+        return node
+
+    def load(self, folder: Path, share: Share) -> None:
+        saved = share.common["updater"]
+        names, live = list(saved["names"]), dict(self.model.named_parameters())
+        states = {
+            name: {key: _distributed(live.get(name), value) for key, value in state.items()}
+            for name, state in by_name(saved["optimizer"], names).items()
+        }
+        optimizer = put(saved["optimizer"], names, states, saved["optimizer"])
+        super().load(folder, Share({"updater": {**saved, "optimizer": optimizer}}))
+
+    def close(self) -> None:
+        self.group.close(self.failed)
+
+
+def _distributed(live: torch.Tensor | None, value: Any) -> Any:
+    """A parameter's state, sharded like the parameter if it has its shape."""
+    of_elements = isinstance(value, torch.Tensor) and live is not None and value.dim() and value.shape == live.shape
+    return distributed(live, value) if of_elements and live is not None else value
+
+
+def listed(texts: str | Sequence[str]) -> Sequence[str]:
+    """A text, or a list of texts, as a list."""
+    return [texts] if isinstance(texts, str) else texts
+
+
+def fits(pattern: str, name: str, module: nn.Module) -> bool:
+    """Whether a pattern such as ``layer*.*`` fits a module's name, or is the name of its class."""
+    return type(module).__name__ == pattern or fnmatch.fnmatchcase(name, pattern)
+
+
+def repeated(model: nn.Module) -> list[nn.Module]:
+    """The model's blocks: the outermost modules of classes that come at least twice, such as residual blocks and
+    transformer layers. A block that shares a parameter with what is outside of it is none."""
+    named = [
+        (name, module)
+        for name, module in model.named_modules()
+        if name and not isinstance(module, CONTAINERS) and any(module.children()) and any(module.parameters())
+    ]
+    times = Counter(type(module) for _, module in named)
+    many = {name: module for name, module in named if times[type(module)] > 1}
+    outermost = [m for name, m in many.items() if not any(name.startswith(f"{other}.") for other in many)]
+    owners = Counter(id(p) for one in model.modules() for p in one.parameters(recurse=False))
+    return [one for one in outermost if _owned(one).items() <= owners.items()]
+
+
+def _owned(block: nn.Module) -> Counter[int]:
+    return Counter(id(p) for one in block.modules() for p in one.parameters(recurse=False))
