@@ -93,6 +93,10 @@ STRATEGIES = {
             "optimizer=adam",
         ),
     ),
+    "sharded": (
+        (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
+        (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
+    ),
     "local_sgd": (
         (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3"),
         (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=2", "optimizer.momentum=0.9"),
@@ -128,7 +132,7 @@ STRATEGIES = {
     ),
 }
 
-AVERAGED = ("single", "collective", "local_sgd", "pserver_sync")
+AVERAGED = ("single", "collective", "sharded", "local_sgd", "pserver_sync")
 """The others refuse averaged weights."""
 
 

@@ -30,7 +30,7 @@ from torch import nn
 from tests.strategies import norm_kernels
 from trainer.config.instantiate import locate
 from trainer.errors import RunFailed
-from trainer.host.sharded import whole
+from trainer.host.sharded import local, whole
 from trainer.launch.process import resolve
 from trainer.models.sync_batch_norm import SyncBatchNorm, synchronised
 from trainer.planning.launcher import Assignment
@@ -546,3 +546,18 @@ def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             with run.watchers.ema.in_place():
                 found["averaged"] = {**parameters(run), **buffers(run)}
         return {**found, "ended": run.reporting.report.ended}
+
+
+def held(seat: Seat, payload: dict[str, Any]) -> dict[str, int]:
+    """After an epoch: the numbers of this worker's parameters and optimizer state, of the whole model, and how many
+    modules have their parameters gathered."""
+    with taking_part(seat, payload) as run:
+        train_epoch(run, 0)
+        live = [*run.model.parameters()]
+        state = [value for one in run.strategy.updater.optimizer.state.values() for value in one.values()]
+        return {
+            "parameters": sum(local(p).numel() for p in live),
+            "whole": sum(p.numel() for p in live),
+            "optimizer": sum(local(value).numel() for value in state if value.dim()),
+            "gathered": sum(not hasattr(type(p), "full_tensor") for p in live),
+        }

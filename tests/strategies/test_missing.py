@@ -19,7 +19,16 @@ from trainer.launch.started_process import Role
 from trainer.strategies.local_sgd import LocalSgd
 from trainer.strategies.process_group import ProcessGroup, cause
 
-STRATEGIES = ["collective", "local_sgd", "toy_server", "pserver_sync", "pserver_async", "pserver_geo", "pserver_ssp"]
+STRATEGIES = [
+    "collective",
+    "sharded",
+    "local_sgd",
+    "toy_server",
+    "pserver_sync",
+    "pserver_async",
+    "pserver_geo",
+    "pserver_ssp",
+]
 NEVER_WAIT = ["pserver_async", "pserver_geo"]
 """Strategies whose workers do not meet in an update."""
 SIDE_BY_SIDE = 4
@@ -29,6 +38,7 @@ MEET = [(s, m) for s in STRATEGIES for m in MEETINGS if m != "step" or s not in 
 QUICK = [
     ("collective", "all_reduce_sum"),
     ("collective", "step"),
+    ("sharded", "step"),
     ("local_sgd", "step"),
     ("local_sgd", "synchronize"),
     ("toy_server", "step"),

@@ -49,10 +49,6 @@ class EvaluatedSplit:
         """Whether there are samples that can be read by their number."""
         return self.reader.dataset.dataset is not None and bool(self.sampler.num_samples)
 
-    def most(self, count: int) -> int:
-        """The batches of the worker with the most, of ``count`` workers."""
-        return len(Addresses(self.sampler.of(0, count), self.limit))
-
     def batches(self, index: int, count: int) -> Iterator[tuple[np.ndarray, Inputs, torch.Tensor, torch.Tensor]]:
         """Yield the batches of worker ``index`` of ``count``: the samples' indices (N,), inputs, labels (N,), and the
         labels on the CPU, which need not be waited for."""

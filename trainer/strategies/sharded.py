@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class Sharded(Strategy):
             parameter.data = parameter.data.contiguous()
         with self.group.naming_the_missing("the sharding of the model"):
             mesh = self._mesh()
-            for block in (*self._blocks(model), model):
+            self.parts = [*self._blocks(model), model]
+            for block in self.parts:
                 fully_shard(
                     block,
                     mesh=mesh,
@@ -99,9 +101,17 @@ class Sharded(Strategy):
         """Return 1.0, or if they differ denominator * workers / all: FSDP averages the workers' mean gradients."""
         return self.group.weight(denominator)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        with self.group.naming_the_missing("the exchange of gradients"):
-            super().backward(loss)
+    @contextmanager
+    def accumulate(self, last: bool) -> Iterator[None]:
+        with self.group.naming_the_missing("the exchange of parameters and gradients"):
+            yield
+            if not torch.is_grad_enabled():
+                self._reshard()
+
+    def _reshard(self) -> None:
+        """Drop the parameters that a forward without a backward has gathered."""
+        for part in self.parts:
+            part.reshard()  # type: ignore[operator]
 
     def step(self, samples: int) -> None:
         self.updater.step()
@@ -128,6 +138,7 @@ class Sharded(Strategy):
 
     def gathered(self, state: Any) -> Any:
         with self.group.naming_the_missing("the gathering of the model"), torch.no_grad():
+            self._reshard()
             return self._gathered(state)
 
     def _gathered(self, node: Any) -> Any:
@@ -136,7 +147,9 @@ class Sharded(Strategy):
             if not is_sharded(node):
                 return node
             there = whole(node.detach())
-            return there.cpu() if self.seat.rank == 0 else there.new_empty(0)
+            return (
+                there.to("cpu", copy=True) if self.seat.rank == 0 else there.new_empty(0)
+            )  # its storage may be longer
         if isinstance(node, Mapping):
             return {key: self._gathered(value) for key, value in node.items()}
         if isinstance(node, (list, tuple)):
@@ -179,14 +192,16 @@ def repeated(model: nn.Module) -> list[nn.Module]:
     named = [
         (name, module)
         for name, module in model.named_modules()
-        if name and not isinstance(module, CONTAINERS) and any(module.children()) and any(module.parameters())
+        if name and not isinstance(module, CONTAINERS) and any(True for _ in module.children())
     ]
+    named = [(name, module) for name, module in named if any(True for _ in module.parameters())]
     times = Counter(type(module) for _, module in named)
     many = {name: module for name, module in named if times[type(module)] > 1}
     outermost = [m for name, m in many.items() if not any(name.startswith(f"{other}.") for other in many)]
-    owners = Counter(id(p) for one in model.modules() for p in one.parameters(recurse=False))
-    return [one for one in outermost if _owned(one).items() <= owners.items()]
+    owners = _times(model)
+    return [one for one in outermost if _times(one).items() <= owners.items()]
 
 
-def _owned(block: nn.Module) -> Counter[int]:
-    return Counter(id(p) for one in block.modules() for p in one.parameters(recurse=False))
+def _times(module: nn.Module) -> Counter[int]:
+    """How often each parameter comes in a module."""
+    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
 from trainer.data.evaluated_split import VAL
+from trainer.data.feed import Batch
 from trainer.host.transfers import Arriving
 from trainer.metrics.best import AVERAGED, RAW
 from trainer.metrics.contract import Loss
@@ -102,32 +104,51 @@ def _measure_share(
     exam, checkpoints, user_metrics = run.task.exam(index, count), run.watchers.checkpoints, run.watchers.user_metrics
     if user_metrics is not None:
         user_metrics.reset()
-    meets = model is run.model and isinstance(run.strategy, HoldsShards)
-    done = 0
-    for numbers, batch in run.feed.evaluation(index, count, split):
-        if not meets and checkpoints is not None and checkpoints.breaks_off(run):
-            break
-        done += 1
-        with run.autocast():
+    together = model is run.model and isinstance(run.strategy, HoldsShards)
+    for numbers, batch in (_in_step if together else _alone)(run, index, count, split):
+        with run.autocast(), run.strategy.accumulate(True) if together else nullcontext():
             loss, outputs = run.task.forward(model, batch.inputs, batch.labels, batch.denominator)
         run.reporting.report.pulse.sign()
+        if numbers is None:
+            continue
         exam.add(Loss(loss, batch.denominator), outputs, batch.labels, batch.samples, numbers)
         if user_metrics is not None:
             user_metrics.add(outputs, batch.labels)
-    if meets:
-        _keep_up(run, count, split, done)
     cut = [] if checkpoints is None else [checkpoints.after_share(run)]
     return exam.sums(), cut
 
 
-def _keep_up(run: Training, count: int, split: str, done: int) -> None:
-    """Run as many forwards as the worker with the most batches, the first, because workers meet in each."""
-    missing = run.feed.evaluated[split].most(count) - done
-    if missing > 0:
-        _, batch = next(run.feed.evaluation(0, count, split))
-        for _ in range(missing):
-            with run.autocast():
-                run.task.forward(run.model, batch.inputs, batch.labels, batch.denominator)
+Share = Iterator[tuple[np.ndarray | None, Batch]]
+"""Batches of a worker's share of a split with their samples' indices; None: a batch that is not measured."""
+
+
+def _alone(run: Training, index: int, count: int, split: str) -> Share:
+    """This worker's share, unless the run is asked to leave."""
+    checkpoints = run.watchers.checkpoints
+    for numbers, batch in run.feed.evaluation(index, count, split):
+        if checkpoints is not None and checkpoints.breaks_off(run):
+            return
+        yield numbers, batch
+
+
+def _in_step(run: Training, index: int, count: int, split: str) -> Share:
+    """This worker's share where workers meet in each forward. Who has no batch left computes one again for the others,
+    and all leave together."""
+    checkpoints, share = run.watchers.checkpoints, run.feed.evaluation(index, count, split)
+    batch: Batch | None = None
+    while True:
+        found = next(share, None)
+        asked = checkpoints is not None and checkpoints.breaks_off(run)
+        flags = run.strategy.all_reduce_sum(torch.tensor([found is not None, asked], dtype=torch.float64))
+        going_on, leaving = Arriving([flags]).read(run.strategy.wait_for)[0].tolist()
+        if leaving or not going_on:
+            return
+        if found is None:
+            batch = batch or next(run.feed.evaluation(0, count, split))[1]
+            yield None, batch
+        else:
+            batch = found[1]
+            yield found
 
 
 def _measure_ema(run: Training, ema: AveragedWeights) -> tuple[torch.Tensor, dict[str, float]]:

@@ -1,0 +1,130 @@
+"""strategy=sharded: what a worker holds, how a model is divided, and checkpoints that any number of workers loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torchvision
+from safetensors.torch import load_file
+from torch import nn
+
+from tests import runs
+from tests.checkpoint.test_identity import back_at
+from tests.strategies.launching import Case, launched
+from trainer.strategies.sharded import fits, repeated
+
+RUN = (
+    "+recipe=digits_lenet",
+    "precision=fp64",
+    "optimizer=adamw",
+    "strategy.clip_norm=0.5",
+    "ema.decay=0.9",
+    "data.global_batch_size=36",
+    "data.test_fraction=0.1",
+    "tracking=none",
+    "execution.threads=1",
+    "epochs=2",
+    "limit_train_batches=5",
+    "data.val_batch_size=100",
+    "checkpoint.every_steps=1",
+    "checkpoint.keep_last=100",
+    "checkpoint.background=false",
+    "device=cpu",
+    "verbosity=quiet",
+)
+SHARDED = ("strategy=sharded", "launch=forkserver")
+
+
+def run(folder: Path, *command: str) -> None:
+    ended = runs.trainer(*RUN, *command, cwd=folder)
+    assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
+
+
+def distance(one: Path, other: Path, file: str) -> float:
+    truth, found = load_file(one / file), load_file(other / file)
+    assert truth.keys() == found.keys()
+    return max((truth[name] - found[name]).abs().max().item() for name in truth)
+
+
+def metrics(run_dir: Path) -> dict[str, float]:
+    found: dict[str, float] = json.loads((run_dir / "result.json").read_text())["metrics"]
+    return {name: value for name, value in found.items() if not name.startswith("perf/")}
+
+
+@pytest.mark.parametrize(
+    ("workers", "more"),
+    [
+        (3, ()),
+        pytest.param(2, ("strategy.shard=gradients",), marks=pytest.mark.all),
+        pytest.param(4, ("strategy.shard_group=2",), marks=pytest.mark.all),
+    ],
+)
+def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
+    workers: int, more: tuple[str, ...], warm: None, tmp_path: Path
+) -> None:
+    """A chain of runs, each from the checkpoint of the one before, comes where one process does."""
+    run(tmp_path, "strategy=single", "hydra.run.dir=alone")
+    run(tmp_path, *SHARDED, *more, f"launch.nproc={workers}", "hydra.run.dir=shards")
+    back_at(tmp_path / "shards", 3, tmp_path / "then")
+    run(
+        tmp_path,
+        "strategy=collective",
+        "launch.nproc=2",
+        "hydra.run.dir=then",
+        "resume=auto",
+        "resume.allow_changes=true",
+    )
+    back_at(tmp_path / "then", 6, tmp_path / "last")
+    run(tmp_path, *SHARDED, "launch.nproc=2", "hydra.run.dir=last", "resume=auto", "resume.allow_changes=true")
+    for ended in ("shards", "then", "last"):
+        for file in ("model.safetensors", "model_ema.safetensors", "checkpoints/best.safetensors"):
+            assert distance(tmp_path / "alone", tmp_path / ended, file) < 1e-10, (ended, file)
+        assert metrics(tmp_path / ended) == pytest.approx(metrics(tmp_path / "alone"), abs=1e-10)
+
+
+def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path) -> None:
+    case = Case("held", ("optimizer=adam", "limit_train_batches=2", "max_steps=100"))
+    answers = [one["answers"][0] for one in launched("sharded", 2, {"held": case}, tmp_path)["worker"].values()]
+    whole = answers[0]["whole"]
+    for what, numbers in (("parameters", whole), ("optimizer", 2 * whole)):
+        assert sum(answer[what] for answer in answers) == numbers
+        assert max(answer[what] for answer in answers) < 0.6 * numbers
+    assert all(answer["gathered"] == 0 for answer in answers)
+
+
+class Layer(nn.Module):
+    def __init__(self, inner: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.inner, self.norm = inner or nn.Linear(4, 4), nn.LayerNorm(4)
+
+
+def test_the_blocks_are_those_of_the_model() -> None:
+    resnet: Any = torchvision.models.resnet18()
+    stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
+    assert repeated(resnet) == [block for stage in stages for block in stage]
+    vit: Any = torchvision.models.vit_b_32()
+    assert repeated(vit) == list(vit.encoder.layers)
+    assert repeated(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))) == [], "layers alone are not worth an exchange"
+
+
+def test_blocks_that_share_a_parameter_are_gathered_with_the_model() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"one": Layer(shared), "two": Layer(shared), "three": Layer()})
+    assert repeated(model) == [model["three"]]
+
+
+def test_a_pattern_is_a_name_or_a_class() -> None:
+    block = torchvision.models.resnet18().layer1[0]
+    assert fits("BasicBlock", "layer1.0", block) and fits("layer1.*", "layer1.0", block)
+    assert not fits("layer2.*", "layer1.0", block) and not fits("Basic", "layer1.0", block)
+
+
+@pytest.mark.all
+def test_16_bits_on_the_way_change_little(warm: None, tmp_path: Path) -> None:
+    bits = ("strategy.param_dtype=bf16", "strategy.reduce_dtype=bf16", "precision=fp32")
+    run(tmp_path, "strategy=single", "precision=fp32", "optimizer=momentum", "hydra.run.dir=alone")
+    run(tmp_path, *SHARDED, *bits, "optimizer=momentum", "launch.nproc=2", "hydra.run.dir=bits")
+    assert 0 < distance(tmp_path / "alone", tmp_path / "bits", "model.safetensors") < 0.02
