@@ -93,10 +93,6 @@ STRATEGIES = {
             "optimizer=adam",
         ),
     ),
-    "sharded": (
-        (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
-        (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
-    ),
     "local_sgd": (
         (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3"),
         (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=2", "optimizer.momentum=0.9"),
@@ -129,6 +125,10 @@ STRATEGIES = {
             "optimizer=adam",
         ),
         (*SERVED, "strategy=pserver_geo", "strategy.k_steps=3", "strategy.overlap=false"),
+    ),
+    "sharded": (
+        (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
+        (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
     ),
 }
 

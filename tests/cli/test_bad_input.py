@@ -204,6 +204,13 @@ TORCH = """
 SIZES = """
     device=cuda | device=cuda | no GPU => device=cpu
     strategy=single launch.nproc=2 | 2 workers | one process => strategy=collective
+    strategy=sharded | strategy=sharded | nobody to share the model with => launch.nproc=2
+    strategy=sharded launch.nproc=4 strategy.shard_group=3
+        strategy.shard_group=3 | do not make groups of 3 => strategy.shard_group=2
+    strategy=sharded launch.nproc=2 compile=true | compile=true | compile as one => compile=false
+    strategy=sharded launch.nproc=2 strategy.offload=true | strategy.offload=true | without a GPU
+    strategy=sharded launch.nproc=2 strategy.reduce_dtype=fp16 precision=bf16
+        strategy.reduce_dtype=fp16 | overflows => strategy.reduce_dtype=bf16
     launch.servers=2 | launch.servers=2 | has no servers => launch.servers=null
     launch.server_hosts=all | launch.server_hosts=all | has no servers => launch.server_hosts=auto
     plan=true strategy=pserver_async launch.nnodes=3 launch.servers=3 launch.server_hosts=0,3
@@ -398,6 +405,7 @@ CLICKS = """
     data.hash_size=2.5 | data.hash_size=2.5 | whole number
     data.max_bad_fraction=2 | at most 1 => data.max_bad_fraction=0.01
     data.cache=false strategy=single | data.cache=false | strategy=single => data.cache=true
+    strategy=sharded launch.nproc=2 launch.servers=null | strategy=sharded | are sparse => strategy=pserver_sync
     optimizer=momentum | optimizer (torch.optim.SGD, momentum=0.9) | embedding tables => optimizer.sparse=adagrad
     optimizer=torch optimizer.name=RMSprop | optimizer (torch.optim.RMSprop) => optimizer.sparse=adagrad
     optimizer.sparse=adamw | optimizer.sparse=adamw | auto, sgd, adagrad, rowwise_adagrad, adam => optimizer.sparse=adam

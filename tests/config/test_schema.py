@@ -179,7 +179,7 @@ def test_one_of_each_unit_is_a_word() -> None:
     words = """
         GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature host id image job level
         minute pixel preemption process push restart rewind row sample second slot step thread unit update use
-        validation value
+        validation value worker
     """
     assert units <= {*words.split(), "steps or event time"}
 

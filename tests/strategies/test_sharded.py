@@ -95,6 +95,16 @@ def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path)
     assert all(answer["gathered"] == 0 for answer in answers)
 
 
+def test_the_plan_says_what_each_worker_holds(tmp_path: Path) -> None:
+    ended = runs.trainer(*RUN, "strategy=sharded", "launch.nproc=4", "verbosity=normal", "plan=true", cwd=tmp_path)
+    numbers = 20 * 25 + 20 + 20 * 20 * 25 + 20 + 80 * 10 + 10  # of LeNet for 8 x 8
+    said = f"{2 * numbers / 1000:.1f} kB"  # a quarter of 8 bytes
+    twice = f"{4 * numbers / 1000:.1f} kB"
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    row = f"1/4: {said} of parameters, {said} of gradients, {twice} of optimizer state"
+    assert row in " ".join(ended.stdout.split()), ended.stdout
+
+
 class Layer(nn.Module):
     def __init__(self, inner: nn.Linear | None = None) -> None:
         super().__init__()

@@ -110,7 +110,7 @@ class Lines:
         self.done: list[tuple[int, int]] = []
         self.samples = 0.0
         self.waited_for: list[str] = []
-        self.run_dir = None
+        self.run_dir: Path | None = Path("run")
         self.who = ""
         self.watched = Best("val/acc1")
         self.ended = ""

@@ -106,7 +106,10 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "the optimizer": ("trainer.worker.model.Updaters.__call__", BEFORE),
     "a checkpoint that is read": ("trainer.worker.resuming.load_state", BEFORE),
     "a checkpoint that is made": ("trainer.worker.checkpoints.Packed", "cpu is out of memory after 4 updates, with"),
-    "the model at the end": ("trainer.worker.train.save", "cpu is out of memory after 4 updates, with batches of 16"),
+    "the model at the end": (
+        "trainer.worker.train.save_by_first",
+        "cpu is out of memory after 4 updates, with batches of 16",
+    ),
 }
 
 

@@ -46,9 +46,10 @@ def put(live: torch.Tensor, saved: torch.Tensor) -> None:
         local(live).copy_(local(saved) if is_sharded(saved) else shard_like(live, saved))
 
 
-def distributed(live: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    """A whole tensor as a DTensor with the layout of ``live``, of which this worker keeps its shard."""
-    if not is_sharded(live) or is_sharded(saved):
+def distributed(live: torch.Tensor, saved: Any) -> Any:
+    """A whole tensor as a DTensor with the layout of ``live``, of which this worker keeps its shard. What is no tensor
+    of its shape stays as it is."""
+    if not is_sharded(live) or is_sharded(saved) or getattr(saved, "shape", None) != live.shape:
         return saved
     from torch.distributed.tensor import DTensor
 

@@ -32,10 +32,12 @@ NOT_FINITE = {
 
 
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
-    """Yield rows of the plan table about checkpoints: how often, what size, where; none if nothing is trained."""
+    """Yield rows of the plan table about checkpoints: how often, what size, where; and about shards. None if nothing is
+    trained."""
     plan, config = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return
+    yield from _held(ready)
     if plan.resume is not None:
         yield from _resumes(plan.resume)
     rhythm = ", ".join(_rhythm(config))
@@ -54,6 +56,19 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
             yield "  copied to", address_of(config.to, Path(plan.paths.run_dir), plan.paths.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
+
+
+def _held(ready: Ready) -> Iterator[tuple[str, str]]:
+    """Yield a row about what each worker holds between two updates, if workers hold shards of the model."""
+    plan, model, config = ready.plan, ready.model, ready.checked.config
+    if not plan.strategy.traits.shards:
+        return
+    group = getattr(config.strategy, "shard_group", None) or plan.topology.workers
+    each = (8 if plan.chosen.precision == "fp64" else 4) / group
+    state = _slots(config.node("optimizer")) * model.trained
+    parts = {"parameters": model.parameters, "gradients": model.trained, "optimizer state": state}
+    held = ", ".join(f"{sized(numbers * each)} of {what}" for what, numbers in parts.items() if numbers)
+    yield "shards", f"each worker holds 1/{group}: {held}"
 
 
 def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from trainer.host.sharded import distributed
 from trainer.optim.sparse import DenseAndSparse
 from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
 from trainer.optim.states import States, by_name, is_fused, put
@@ -100,8 +101,11 @@ def load_by_name(
 
 
 def states_to_load(carried: StateTransfer, states: States, parameters: Mapping[str, torch.Tensor]) -> States:
-    """The saved states to load, by name, with the buffers that begin at zero."""
-    found = {name: {key: states[name][key] for key in keys} for name, keys in carried.keys.items()}
+    """The saved states to load, by name, with the buffers that begin at zero; sharded like their parameters."""
+    found = {
+        name: {key: distributed(parameters[name], states[name][key]) for key in keys}
+        for name, keys in carried.keys.items()
+    }
     for name, keys in carried.zeros.items():
         found[name] |= {key: torch.zeros_like(parameters[name]) for key in keys}
     return found

@@ -16,7 +16,6 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 from trainer.config.schema import ShardedStrategy
 from trainer.errors import RunFailed
-from trainer.host.sharded import distributed, is_sharded, whole
-from trainer.optim.states import by_name, put
-from trainer.strategies.contract import MakeUpdater, Share, Strategy
+from trainer.host.sharded import is_sharded, whole
+from trainer.strategies.contract import MakeUpdater, Strategy
 from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.seat import Seat
 
@@ -156,24 +154,8 @@ class Sharded(Strategy):
             return type(node)(self._gathered(one) for one in node)
         return node
 
-    def load(self, folder: Path, share: Share) -> None:
-        saved = share.common["updater"]
-        names, live = list(saved["names"]), dict(self.model.named_parameters())
-        states = {
-            name: {key: _distributed(live.get(name), value) for key, value in state.items()}
-            for name, state in by_name(saved["optimizer"], names).items()
-        }
-        optimizer = put(saved["optimizer"], names, states, saved["optimizer"])
-        super().load(folder, Share({"updater": {**saved, "optimizer": optimizer}}))
-
     def close(self) -> None:
         self.group.close(self.failed)
-
-
-def _distributed(live: torch.Tensor | None, value: Any) -> Any:
-    """A parameter's state, sharded like the parameter if it has its shape."""
-    of_elements = isinstance(value, torch.Tensor) and live is not None and value.dim() and value.shape == live.shape
-    return distributed(live, value) if of_elements and live is not None else value
 
 
 def listed(texts: str | Sequence[str]) -> Sequence[str]:
