@@ -36,6 +36,7 @@ from trainer.host import hardware
 from trainer.host.notes_board import SealedBoard
 from trainer.host.visible_gpus import Gpu
 from trainer.run_folder.report import Report
+from trainer.strategies.contract import HoldsShards
 from trainer.strategies.seat import Seat
 from trainer.worker import build, loop, validation
 from trainer.worker import model as model_file
@@ -125,7 +126,7 @@ def _end(run: Training, phases: Phases, folder: Path) -> None:
         check_parameters(run)
         Packed(vars(save_state(run, run.strategy.save(folder), 0, True)), PinnedMemory())
     run.watchers.checkpoints = Leavable()
-    run.watchers.save_best = phases.around("best model", lambda first: _copy_model(run.model))
+    run.watchers.save_best = phases.around("best model", lambda first: _copy_model(run))
     with (
         patch.object(validation, "_measure_ema", phases.around("validation of the average", validation._measure_ema)),
         patch.object(validation, "_pass_on", phases.around("after a validation", validation._pass_on)),
@@ -135,8 +136,12 @@ def _end(run: Training, phases: Phases, folder: Path) -> None:
         validation.validate(run)
 
 
-def _copy_model(model: torch.nn.Module) -> None:
+def _copy_model(run: Training) -> None:
     """The copy for the file of the best model."""
+    model = run.model
+    if isinstance(run.strategy, HoldsShards):
+        run.strategy.gathered(model.state_dict())
+        return
     with patch.object(model_file, "_with_storage", lambda copy: copy):
         model_file.OnHost(model, PinnedMemory())
 

@@ -59,6 +59,14 @@ OTHERS = {
     "local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "strategy.k_steps=2"]),
     "buffers": Case(2, [*RESNET, "strategy=collective", "strategy.buffers=average", "execution.log_workers=true"]),
     "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING]),
+    # its workers meet in each forward of a validation, to leave it together
+    "sharded": Case(
+        2,
+        [*RESNET, "strategy=sharded", "strategy.clip_norm=1.0", "ema.decay=0.9"],
+        checkpoint=3,
+        validation=2,
+        average=2,
+    ),
     "sync_batch_norm": Case(2, [*RESNET, "strategy=collective", "strategy.sync_batch_norm=true"]),
     "fp16_not_fused": Case(1, [*RESNET, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),
     "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=1),

@@ -27,6 +27,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from trainer.config.schema import ShardedStrategy
 from trainer.errors import RunFailed
 from trainer.host.sharded import is_sharded, whole
+from trainer.host.transfers import recorded
 from trainer.strategies.contract import MakeUpdater, Strategy
 from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.seat import Seat
@@ -137,17 +138,22 @@ class Sharded(Strategy):
     def gathered(self, state: Any) -> Any:
         with self.group.naming_the_missing("the gathering of the model"), torch.no_grad():
             self._reshard()
-            return self._gathered(state)
+            found = self._gathered(state)
+        if self.seat.device.startswith("cuda"):
+            self.wait_for(recorded(torch.device(self.seat.device)))
+        return found
 
     def _gathered(self, node: Any) -> Any:
-        """One tensor after the other, so that no device holds more than one of them whole."""
+        """One tensor after the other, so that no device holds more than one of them whole. From a GPU they come to
+        pinned memory, and are waited for together."""
         if isinstance(node, torch.Tensor):
             if not is_sharded(node):
                 return node
             there = whole(node.detach())
-            return (
-                there.to("cpu", copy=True) if self.seat.rank == 0 else there.new_empty(0)
-            )  # its storage may be longer
+            if self.seat.rank:
+                return there.new_empty(0)
+            copy = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
+            return copy.copy_(there, non_blocking=True)
         if isinstance(node, Mapping):
             return {key: self._gathered(value) for key, value in node.items()}
         if isinstance(node, (list, tuple)):
