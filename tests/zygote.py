@@ -115,12 +115,16 @@ class Started:
 class Zygote:
     """Asks for forks of the session's process that forks, or where there is none, of one that it starts.
 
+    Args:
+        variables: what its environment has beside ours, before anything is imported: it is then a process of its own.
+        modules: what it imports beside what a run needs.
+
     Attributes:
         place: the socket at which that process answers. It ends with the process that has started it.
     """
 
-    def __init__(self) -> None:
-        if PLACE in os.environ:
+    def __init__(self, variables: Mapping[str, str] | None = None, modules: Sequence[str] = ()) -> None:
+        if PLACE in os.environ and variables is None:
             self.place = os.environ[PLACE]
             return
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
@@ -133,10 +137,10 @@ class Zygote:
             door.listen()
             fds = (door.fileno(), theirs.fileno())
             subprocess.Popen(
-                [sys.executable, "-m", "tests.zygote", *map(str, fds)],
+                [sys.executable, "-m", "tests.zygote", *map(str, fds), *modules],
                 cwd=root,
                 pass_fds=fds,
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **(variables or {}), "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
@@ -177,7 +181,7 @@ class Zygote:
         return Started(argv, int(answers.recv(64)), answers)
 
 
-def import_all() -> int:
+def import_all(more: Iterable[str] = ()) -> int:
     """Import with one thread, for a pool of OpenMP's would be broken in every fork; returns how many a process has."""
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as tempfile.tempdir:  # torch._dynamo makes a folder when it is imported
@@ -191,6 +195,8 @@ def import_all() -> int:
             io.StringIO()
         ):  # mlflow warns of a class; the filters that our modules add stay
             import_all_of("trainer")
+            for name in more:
+                importlib.import_module(name)
     tempfile.tempdir = None
     gc.collect()
     gc.freeze()
@@ -355,6 +361,6 @@ def run(module: str) -> None:
 
 
 if __name__ == "__main__":
-    usual = import_all()
+    usual = import_all(sys.argv[3:])
     door, life = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:3])
     run(serve(door, life))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import shutil
 import subprocess
-import sys
+import tempfile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
+
+from tests.zygote import Zygote
 
 SOURCE = Path(__file__).with_name("cuda.c")
 PATIENCE_S = 240
+MODULES = ("torch._subclasses.fake_tensor", "torch.testing._internal.distributed.fake_pg", "tests.null_gpu.count")
+"""What the programs import beside what a run needs."""
 
 
 def missing() -> str:
@@ -46,23 +51,36 @@ def build(folder: Path) -> Path:
     return library
 
 
+@functools.cache
+def zygote(library: Path) -> Zygote:
+    """A process with the runtime and all imports, which has asked no GPU for anything: it forks for each question."""
+    return Zygote(variables(library), MODULES)
+
+
+def variables(library: Path) -> dict[str, str]:
+    """Of the environment: what a process has to find when it starts."""
+    return {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(library.parent), "OMP_NUM_THREADS": "1"}
+
+
 def run(library: Path, module: str, question: Any, gpus: int = 1) -> Any:
     """Run ``python -m module`` with GPUs that are not there; returns what it answers to a question, both JSON."""
-    variables = {
-        "LD_PRELOAD": str(library),
-        "LD_LIBRARY_PATH": str(library.parent),
-        "NULL_GPUS": str(gpus),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(question)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
-    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
-    return json.loads(done.stdout.splitlines()[-1])
+    env = {**os.environ, **variables(library), "NULL_GPUS": str(gpus)}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started = zygote(library).start(
+            [json.dumps(question)], Path.cwd(), env, out.fileno(), err.fileno(), module, pictures=True, spares=0
+        )
+        try:
+            code = started.wait(PATIENCE_S)
+        finally:
+            started.kill()
+        written, errors = (_text(file) for file in (out, err))
+    assert code == 0, written + errors
+    return json.loads(written.splitlines()[-1])
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 def leave(answer: Any) -> NoReturn:
