@@ -19,15 +19,16 @@ JOBS = [
     ["optimizer=sgd", "++model.depth=3"],
     ["optimizer={lr: 3}"],
     ["hydra.searchpath=[file://OWN]", "optimizer=own"],
+    ["hydra.searchpath=[file://OWN/other]", "optimizer=own"],
     ["optimizer.lr=1"],
 ]
 
 
 @pytest.mark.parametrize("last", [None, "optimizer.lr=2"])
 def test_a_job_of_a_sweep_has_the_config_that_it_would_have_alone(tmp_path: Path, last: str | None) -> None:
-    own = tmp_path / "optimizer"
-    own.mkdir()
-    (own / "own.yaml").write_text("lr: 0.7\n_target_: torch.optim.SGD\n")
+    for folder, rate in ((tmp_path, 0.7), (tmp_path / "other", 0.8)):
+        (folder / "optimizer").mkdir(parents=True)
+        (folder / "optimizer" / "own.yaml").write_text(f"lr: {rate}\n_target_: torch.optim.SGD\n")
     jobs = [[BASE, *(word.replace("OWN", str(tmp_path)) for word in job), *([last] if last else [])] for job in JOBS]
 
     def composed(app: object, job: list[str]) -> str:
@@ -40,4 +41,4 @@ def test_a_job_of_a_sweep_has_the_config_that_it_would_have_alone(tmp_path: Path
     for job, config in zip(jobs, together, strict=True):
         with compose.hydra_app() as app:  # Hydra has merged nothing for it
             assert composed(app, job) == config, job
-    assert len({*together}) >= (4 if last else 7)
+    assert len({*together}) >= (5 if last else 8)

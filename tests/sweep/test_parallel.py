@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import signal
@@ -128,3 +129,33 @@ def test_a_job_that_waited_at_a_rung_ends_as_one_that_did_not(tmp_path: Path) ->
     whole = trainer(*(word for word in SMALL[1:-1]), rate, "hydra.run.dir=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
     assert losses(tmp_path / "sweep" / best) == losses(tmp_path / "whole") != []
+
+
+def test_a_refused_point_leaves_no_file_and_no_process(tmp_path: Path) -> None:
+    words = ("optimizer.lr=0.1,0.2", "model.image_size=8,-1", BESIDE, "tracking=mlflow")
+    sweep = start(*SMALL, *words, cwd=tmp_path)
+    found: dict[int, psutil.Process] = {}
+
+    def is_over() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.update({one.pid: one for one in psutil.Process(sweep.pid).children(recursive=True)})
+        return sweep.poll() is not None
+
+    try:
+        pace.wait_for(is_over, 120, "the sweep is refused")
+    finally:
+        sweep.kill()
+    assert sweep.returncode == 2 and found, "the imports of its processes run beside the checks"
+    pace.wait_for(lambda: not any(one.is_running() for one in found.values()), 20, "its processes have ended")
+    assert [one.name for one in tmp_path.iterdir()] == ["screen.txt"]
+
+
+def test_jobs_side_by_side_are_in_the_folder_of_a_sweep_that_is_named_by_the_time(tmp_path: Path) -> None:
+    words = ("seed=1,2", "epochs=1", BESIDE, "hydra.sweep.subdir=${seed}_${now:%f}")
+    done = trainer(*SMALL[:-1], *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [table] = tmp_path.rglob("sweep.csv")
+    jobs = [path.parent for path in sorted(tmp_path.rglob("result.json"))]
+    assert len(jobs) == 2 and {job.parent for job in jobs} == {table.parent}
+    with table.open() as rows:
+        assert all(float(row["val/loss"]) > 0 for row in csv.DictReader(rows))

@@ -177,8 +177,20 @@ class Sweep(SweepState):
 
         left = [number for number, point in enumerate(self.points) if not self._is_over(number, point)]
         if left:
-            source, slots = EachOnce(self, left), of_host(self, self.at_a_time)
-            Parallel(self, source, slots[: len(left)]).run()
+            slots = of_host(self, self.at_a_time)[: len(left)] if self.pool is None else self.pool.slots
+            Parallel(self, EachOnce(self, left), slots).run()
+
+    def warm(self, first: SweepJob, processes: contextlib.ExitStack) -> None:
+        """Start the processes for jobs side by side: their imports run beside the checks of the other points."""
+        self.points = [first]
+        if not self.runs_beside or self.goes_on:
+            return
+        from trainer.cli.sweep_parallel import of_host, setup_of
+        from trainer.service.pool import Pool
+
+        slots = of_host(self, self.at_a_time)[: len(self.jobs)]
+        self.pool = processes.enter_context(Pool(slots, setup_of(self)))
+        self.pool.warm(len(slots))
 
     def _is_over(self, number: int, point: SweepJob) -> bool:
         """Whether a sweep that goes on finds this job done; then notes its result."""
