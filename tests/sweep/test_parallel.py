@@ -14,7 +14,7 @@ import pytest
 from tests import pace
 from tests.runs import losses, start, trainer
 from trainer.cli import sweep_table
-from trainer.cli.sweep_objective import Objective, measured, objectives
+from trainer.cli.sweep_objective import Followed, Objective, measured, objectives
 from trainer.job.result import Result
 from trainer.service.pool import shares
 from trainer.service.queue import Slots
@@ -159,3 +159,17 @@ def test_jobs_side_by_side_are_in_the_folder_of_a_sweep_that_is_named_by_the_tim
     assert len(jobs) == 2 and {job.parent for job in jobs} == {table.parent}
     with table.open() as rows:
         assert all(float(row["val/loss"]) > 0 for row in csv.DictReader(rows))
+
+
+def test_only_what_is_appended_to_a_jobs_points_is_read(tmp_path: Path) -> None:
+    file, followed = tmp_path / "metrics.jsonl", Followed(tmp_path, "val/loss")
+    lines = [f'{{"x": "{"-" * 300}", "epoch": {epoch}, "metrics": {{"val/loss": 0.{epoch}}}}}\n' for epoch in range(6)]
+    assert followed.points() == []
+    file.write_text("".join(lines[:2]) + lines[2][:9])
+    assert followed.points() == [(0, 0.0), (1, 0.1)]
+    file.write_text(lines[5] + "".join(lines[1:4]))  # what has been read is not read again
+    assert followed.points() == [(0, 0.0), (1, 0.1), (2, 0.2), (3, 0.3)]
+    file.write_text(lines[5])  # cut at a checkpoint
+    assert followed.points() == [(5, 0.5)]
+    file.write_text("".join(lines[:5]))  # cut, and already as long again
+    assert followed.points() == [(epoch, epoch / 10) for epoch in range(5)]
