@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 """The default names of the jobs' folders."""
 
-OWN_FILES = ("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log")
+OWN_FILES = (
+    *("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log"),
+    *("sweep_curves.png", "sweep_parallel.png", "sweep_throughput.png", "sweep_importance.png"),
+)
 """Files that a sweep writes beside the jobs' folders."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import compose, sweep_report, sweep_table, sweep_tracking
+from trainer.cli import compose, sweep_pictures, sweep_report, sweep_table, sweep_tracking
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import recorded_by
 from trainer.cli.compose import plain
@@ -252,6 +252,9 @@ class Sweep(SweepState):
             sweep_table.show_sweep(every, self.folder, self.subdirs)
         with closing.step("the sweep's report"):
             sweep_report.leave(self.folder)
+        if self.tracker is not None:
+            with closing.step("the sweep's pictures"):
+                sweep_pictures.draw(self.folder)
         with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
                 sweep_tracking.close(self, self.tracker, status, every)
