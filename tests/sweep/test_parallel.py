@@ -173,3 +173,37 @@ def test_only_what_is_appended_to_a_jobs_points_is_read(tmp_path: Path) -> None:
     assert followed.points() == [(5, 0.5)]
     file.write_text("".join(lines[:5]))  # cut, and already as long again
     assert followed.points() == [(epoch, epoch / 10) for epoch in range(5)]
+
+
+def test_after_a_failure_on_error_stop_starts_no_other_job(tmp_path: Path) -> None:
+    words = ("epochs=1", "optimizer.lr=1e9,0.1,0.2,0.3,0.4,0.5", BESIDE, "sweep.on_error=stop")
+    done = trainer(*SMALL, *words, cwd=tmp_path)
+    found = statuses(tmp_path)
+    assert done.returncode == 1 and "sweep.on_error=stop: no other job is started" in done.stdout
+    assert (found["0"], found["1"], found["5"]) == ("failed", "done", "not started"), found
+
+
+@pytest.mark.kills
+def test_a_sweep_whose_command_was_killed_goes_on(tmp_path: Path) -> None:
+    words = (*SMALL, "epochs=40", "seed=1,2,3", BESIDE)
+    sweep = start(*words, cwd=tmp_path)
+    try:
+        log = tmp_path / "sweep" / "2" / "metrics.jsonl"
+        pace.wait_for(lambda: log.exists() and '"val/' in log.read_text(), 120, "the third job trains")
+        slots = psutil.Process(sweep.pid).children(recursive=True)
+        os.kill(sweep.pid, signal.SIGKILL)
+        sweep.wait(20)
+    finally:
+        sweep.kill()
+    done = [job for job in "012" if (tmp_path / "sweep" / job / "result.json").exists()]
+    before = {job: (tmp_path / "sweep" / job / "metrics.jsonl").read_bytes() for job in done}
+    assert done and len(done) < 3
+    refused = trainer(*words, cwd=tmp_path)
+    assert (
+        refused.returncode == 2 and "sweep.resume" in refused.stderr + refused.stdout
+    ) or "resume=auto" in refused.stderr
+    again = trainer(*words, "sweep.resume=true", cwd=tmp_path)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert set(statuses(tmp_path).values()) == {"done"}
+    assert all((tmp_path / "sweep" / job / "metrics.jsonl").read_bytes() == points for job, points in before.items())
+    assert not any(one.is_running() and "trainer.cli.sweep_slot" in one.cmdline() for one in slots)

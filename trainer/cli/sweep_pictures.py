@@ -14,6 +14,7 @@ from trainer.visible import printed
 PICTURES = ("sweep_curves.png", "sweep_parallel.png", "sweep_throughput.png", "sweep_importance.png")
 JOB, BEST = "#8aa4bd", "#d9480f"
 SIZE = (9.0, 5.0)
+PAPER = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 1}
 
 
 def draw(folder: Path) -> list[str]:
@@ -69,7 +70,7 @@ def _parallel(axis: Any, jobs: Sequence[Job], keys: Sequence[str]) -> None:
         axis.axvline(place, color="0.3", linewidth=0.8)
         for row, label in enumerate(labels):
             share = row / (len(labels) - 1) if len(labels) > 1 else 0.5
-            axis.text(place + 0.02, share, printed(label), fontsize=8, parse_math=False)
+            axis.text(place + 0.02, share, printed(label), fontsize=8, parse_math=False, bbox=PAPER)
     axis.set_xticks(range(len(axes)), [printed(key) for key in axes])
     axis.set_xlim(-0.1, len(axes) - 0.7)
     axis.set_yticks([])
