@@ -19,6 +19,7 @@ from tests.pictures import config, image_folder
 from tests.ports import ports
 from tests.runs import ROOT, SMALL, mlflow_runs, points, read, script, start, trainer
 from tests.tracking.test_resumed_points import described, following
+from trainer.cli.sweep_pictures import PICTURES
 from trainer.run_folder import tracking_file
 from trainer.run_folder.tracking_file import Position
 from trainer.tracking.contract import TrackedRun
@@ -83,6 +84,11 @@ def test_sweep_runs_are_children_of_one_parent(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     runs = mlflow_runs(tmp_path)
     [parent] = [r for r in runs if "mlflow.parentRunId" not in r.data.tags]
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    sent = {one.path for one in client.list_artifacts(parent.info.run_id)}
+    assert sent == {"sweep.csv", "report.html", *PICTURES}
     children = [r for r in runs if r is not parent]
     assert {c.data.tags["mlflow.parentRunId"] for c in children} == {parent.info.run_id}
     assert {c.data.params["data.batch_size"] for c in children} == {"16", "32", "64"}

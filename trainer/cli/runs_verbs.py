@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli.verb_parser import VerbParser
-from trainer.config.keys import key_of
+from trainer.config.keys import key_of, leaves
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import RunFailed, UserError
 from trainer.run_folder import lives
@@ -179,15 +179,7 @@ def _config(folder: Path) -> dict[str, Any]:
     import yaml
 
     found = yaml.safe_load((folder / "config.yaml").read_text())
-    return dict(_flat(found))
-
-
-def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, Mapping) and node:
-        for key, value in node.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node
+    return dict(leaves(found, ""))
 
 
 def _compare(one: Path, other: Path) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import compose
 from trainer.config.keys import key_of
-from trainer.errors import RunFailed, UserError
+from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
+from trainer.host.parent_death import killed_with_parent
+from trainer.host.signals import termination_raises
 from trainer.job.result import Result
 from trainer.run_folder.points import read_points
 from trainer.wording import counted
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 MODE, NPROC = "scaling", "launch.nproc"
 ALONE = ("strategy=local_sgd", "strategy.k_steps=1000000000", "strategy.begin_step=0")
 """Overrides by which workers train beside each other and exchange nothing until the end."""
+LEAVES_S = 20.0
+"""Longest wait for the end of a training after a signal."""
 REFERENCE, AT = 0.8, 32
 """Efficiency of the reference at 32 devices."""
 
@@ -94,8 +100,8 @@ def scaling(app: Hydra, overrides: Sequence[str], config_name: str, flags: Seque
         rate = _rate(common, folder / f"{workers}", updates)
         apart = _rate([*common, *ALONE], folder / f"{workers}-apart", updates) if workers > 1 else None
         rows.append(Measured(workers, rate, apart, (numbers[0], rows[0].rate if rows else rate)))
+        leave(folder / "scaling.json", [_plain(row) for row in rows])
         out.print(f"{counted(workers, 'worker')}: {rate:.1f} samples/s")
-    leave(folder / "scaling.json", [_plain(row) for row in rows])
     _show(rows, folder, str(config.name), config.data.get("global_batch_size") is not None, updates)
     metrics = {f"scaling/samples_per_s_{row.workers}": row.rate for row in rows}
     result = Result("done", str(folder), metrics=metrics, mode=MODE, validation=False)
@@ -162,18 +168,48 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
 
 def _start(words: Sequence[str], folder: Path | None) -> None:
     own = [f"hydra.run.dir={folder}", "verbosity=quiet"] if folder is not None else []
-    command = [sys.executable, "-m", "trainer", *words, *own]
-    done = subprocess.run(  # this interpreter with the user's own words; no shell  # nosec B603
-        command, capture_output=folder is not None, text=True
-    )
-    if done.returncode == 0:
+    code, errors = _ended([sys.executable, "-m", "trainer", *words, *own], folder is not None)
+    if code == 0:
         return
-    said = (done.stderr or "").strip().splitlines() or [f"exit code {done.returncode}"]
-    if done.returncode == UserError.exit_code:
+    said = errors.strip().splitlines() or [f"exit code {code}"]
+    if code == UserError.exit_code:
         what, _, why = said[0].removeprefix("error: ").partition(": ")
         raise UserError(what, *why.split(". Type instead: ", 1))
     log = f"; its files are in {folder}" if folder is not None else ""
     raise RunFailed(f"mode={MODE}: a training failed: {said[0]}{log}")
+
+
+def _ended(command: Sequence[str], is_captured: bool) -> tuple[int, str]:
+    """Run a command to its end; returns its exit code, and what it has written to stderr.
+
+    Args:
+        is_captured: its lines are not shown.
+
+    Raises:
+        Interrupted: by a signal, which the command got as well; it has ended.
+    """
+    screen = subprocess.PIPE if is_captured else None
+    with termination_raises():
+        process = subprocess.Popen(  # this interpreter with the user's own words; no shell  # nosec B603
+            command,
+            stdout=subprocess.DEVNULL if is_captured else None,
+            stderr=screen,
+            text=True,
+            start_new_session=True,  # Ctrl-C reaches it once, from here
+            preexec_fn=killed_with_parent(),
+        )
+        try:
+            errors = process.communicate()[1]
+            return process.returncode, errors or ""
+        except (KeyboardInterrupt, Interrupted) as error:
+            process.send_signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=LEAVES_S)
+            raise Interrupted(f"mode={MODE}: {error or BY_CTRL_C}; the training that ran has ended") from None
+        finally:
+            with suppress(ProcessLookupError):  # all that it has started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _plain(row: Measured) -> dict[str, float | None]:

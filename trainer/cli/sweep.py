@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from trainer.cli.explain import sentences
 from trainer.cli.submitters import submitter_of
 from trainer.cli.sweep_composing import compose_sweep
 from trainer.cli.sweep_engine import living_of
-from trainer.cli.sweep_points import check_not_half_done, check_points, expand, swept_keys
+from trainer.cli.sweep_points import SweepJob, check_not_half_done, check_points, expand, swept_keys
 from trainer.cli.sweep_run import Sweep
 from trainer.config.keys import key_of
 from trainer.host.symlink_checks import check_sweep_folder
@@ -29,7 +30,12 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     """
     if any(key_of(o) == "sweep.resume" and o.endswith("=true") for o in overrides):
         overrides = [*overrides, "resume=auto"]
-    checked = _check(app, overrides, config_name, flags)
+    with contextlib.ExitStack() as processes:
+        return _run(_check(app, overrides, config_name, flags, processes))
+
+
+def _run(checked: Sweep) -> list[Result]:
+    """Run a sweep that is checked, or show what it would run."""
     first = checked.points[0]
     if first.ready.checked.config.plan:
         return [show_only(point.ready) for point in checked.points]
@@ -44,8 +50,13 @@ def sweep(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[st
     return checked.run()
 
 
-def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str]) -> Sweep:
-    """Compose a sweep and check its folder and all its points, without starting anything.
+def _check(
+    app: Hydra, overrides: list[str], config_name: str, flags: Sequence[str], processes: contextlib.ExitStack
+) -> Sweep:
+    """Compose a sweep and check its folder and all its points, without starting a job.
+
+    Args:
+        processes: ends those for jobs side by side.
 
     Raises:
         UserError: the sweep cannot run.
@@ -60,10 +71,16 @@ def _check(app: Hydra, overrides: list[str], config_name: str, flags: Sequence[s
 
         return checked(app, master, overrides, flags, folder, config_name)
     jobs = expand(master)
-    points = check_points(app, master, jobs, as_new=living is not None)
+    sweep = Sweep(
+        master, overrides, flags, folder, jobs, [], swept_keys(master), living=living, config_name=config_name
+    )
+
+    def on_first(point: SweepJob) -> None:
+        if submitter_of(master) is None and not master.get("plan"):
+            sweep.warm(point, processes)
+
+    points = sweep.points = check_points(app, master, jobs, living is not None, on_first)
     if living is None and not master.get("plan"):
         check_not_half_done(points, folder)
     check_sweep_folder(folder, [folder / point.subdir for point in points], master.hydra.output_subdir)
-    return Sweep(
-        master, overrides, flags, folder, jobs, points, swept_keys(master), living=living, config_name=config_name
-    )
+    return sweep

@@ -8,8 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainer.host import json_text
 from trainer.metrics.best import falls
-from trainer.run_folder.points import read_points
+from trainer.run_folder.reset_files import POINTS
+
+KEPT = 256
+"""Bytes before the next ones to read that show whether the file is still the same."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,43 @@ def objectives(asked: str | Sequence[str] | None, watched: str, lower: Mapping[s
     return tuple(found)
 
 
+class Followed:
+    """A metric of a run that goes on: only what was appended to its points since the last time is read."""
+
+    def __init__(self, folder: Path, metric: str) -> None:
+        self.file, self.metric = folder / POINTS, metric
+        self.found: list[tuple[int, float]] = []
+        self.at, self.last = 0, b""
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return the epochs and values so far."""
+        for line in self._appended().splitlines():
+            if self.metric.encode() in line:
+                with suppress(TypeError, ValueError, KeyError):
+                    point = json_text.loads(line.decode(errors="replace"))
+                    self.found.append((int(point.get("epoch", 0)), float(point["metrics"][self.metric])))
+        return self.found
+
+    def _appended(self) -> bytes:
+        """The new whole lines; all lines of a file that was cut at a checkpoint, and written again."""
+        try:
+            with self.file.open("rb") as file:
+                file.seek(self.at - len(self.last))
+                if file.read(len(self.last)) != self.last:
+                    self.found, self.at, self.last = [], 0, b""
+                    file.seek(0)
+                block = file.read()
+        except OSError:  # it has no point yet
+            return b""
+        lines = block[: block.rfind(b"\n") + 1]
+        self.at += len(lines)
+        self.last = (self.last + lines)[-KEPT:]
+        return lines
+
+
 def points(folder: Path, metric: str) -> list[tuple[int, float]]:
     """The epochs and values of a metric in the points that a run has written so far."""
-    found = []
-    for point in read_points(folder, metric):
-        with suppress(TypeError, ValueError, KeyError):
-            found.append((int(point.get("epoch", 0)), float(point["metrics"][metric])))
-    return found
+    return Followed(folder, metric).points()
 
 
 def measured(folder: Path, wanted: Sequence[Objective]) -> dict[str, float]:

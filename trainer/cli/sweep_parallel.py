@@ -96,6 +96,20 @@ def of_host(sweep: SweepState, parallel: int | None, host: Slots | None = None) 
     return slots
 
 
+def setup_of(sweep: SweepState) -> Setup:
+    """What the processes of a sweep have to know before their first job."""
+    flags = list(sweep.flags)
+    named = {flag: flags[place + 1] for place, flag in enumerate(flags[:-1]) if flag.startswith("--")}
+    return Setup(
+        config_dir=named.get(CONFIG_DIR),
+        config_name=sweep.config_name,
+        overrides=sweep.overrides,
+        flags=flags,
+        swept=sorted(sweep.swept),
+        trackers={**recorded_by(sweep.points[0].ready.checked.config)},
+    )
+
+
 class Parallel:
     """The jobs of a sweep at work.
 
@@ -115,7 +129,7 @@ class Parallel:
             RunPreempted, Interrupted: by a signal, which the jobs got as well; all have ended.
         """
         config = self.sweep.points[0].ready.checked.config
-        with Pool(self.slots, self._setup()) as pool:
+        with self.sweep.pool or Pool(self.slots, setup_of(self.sweep)) as pool:
             pool.warm(min(len(self.slots), self.source.total))
             self.sweep.wait_for_trackers()
             try:
@@ -130,19 +144,6 @@ class Parallel:
             except (AskedToLeave, KeyboardInterrupt, Interrupted) as error:
                 self._leave(pool, error, config.checkpoint.grace_s + HARDER_S)
 
-    def _setup(self) -> Setup:
-        sweep, flags = self.sweep, list(self.sweep.flags)
-        named = {flag: flags[place + 1] for place, flag in enumerate(flags[:-1]) if flag.startswith("--")}
-        return Setup(
-            config_dir=named.get(CONFIG_DIR),
-            config_name=sweep.config_name,
-            overrides=sweep.overrides,
-            flags=flags,
-            folder=str(sweep.folder),
-            swept=sorted(sweep.swept),
-            trackers={**recorded_by(sweep.points[0].ready.checked.config)},
-        )
-
     def _start(self, pool: Pool) -> bool:
         """Start jobs in all free slots; returns whether any was started."""
         some = False
@@ -151,7 +152,7 @@ class Parallel:
             log = folder / ENGINE / LOG
             pruned(folder).unlink(missing_ok=True)
             self.sweep.begins(job)
-            pool.start(SlotJob(job.number, list(job.words), str(log)))
+            pool.start(SlotJob(job.number, list(job.words), str(log), str(self.sweep.folder), job.subdir))
             self.jobs[job.number] = job, time.monotonic()
             how = "goes on" if (folder / "config.yaml").exists() else "begins"
             say(f"job {job.number} of {self.source.total} {how}: {command(job.shown)}   (log {shown(log)})")

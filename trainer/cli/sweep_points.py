@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 """The default names of the jobs' folders."""
 
-OWN_FILES = ("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log")
+OWN_FILES = (
+    *("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log"),
+    *("sweep_curves.png", "sweep_parallel.png", "sweep_throughput.png", "sweep_importance.png"),
+)
 """Files that a sweep writes beside the jobs' folders."""
 
 
@@ -62,11 +65,18 @@ def expand(master: DictConfig) -> list[list[str]]:
     return [list(job) for batch in BasicSweeper.split_arguments(overrides, None) for job in batch]
 
 
-def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: bool = False) -> list[SweepJob]:
+def check_points(
+    app: Hydra,
+    master: DictConfig,
+    jobs: list[list[str]],
+    as_new: bool = False,
+    on_first: Callable[[SweepJob], None] = lambda point: None,
+) -> list[SweepJob]:
     """Check every point of a sweep, each without the overrides that only other points accept, and all together.
 
     Args:
         as_new: without regard to checkpoints in the jobs' folders, where the jobs of an engine are at work.
+        on_first: called when the first point is checked, and others are not.
 
     Raises:
         UserError: a point cannot run, two are equal or share a folder, or no point accepts an override.
@@ -83,6 +93,8 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: 
             raise UserError(_in_job(error.what, job, jobs), error.why, error.instead) from error
         points.append(point)
         refusals.append(errors)
+        if number == 0 and len(jobs) > 1:
+            on_first(point)
     useless = {key_of(o): refused for errors in refusals for o, refused in errors.items()}
     for key, refused in useless.items():
         if all(key in map(key_of, errors) for errors in refusals):
@@ -92,12 +104,19 @@ def check_points(app: Hydra, master: DictConfig, jobs: list[list[str]], as_new: 
 
 
 def check_point(
-    app: Hydra, master: DictConfig, job: list[str], number: int, kept: Collection[str] = (), as_new: bool = False
+    app: Hydra,
+    master: DictConfig,
+    job: list[str],
+    number: int,
+    kept: Collection[str] = (),
+    as_new: bool = False,
+    place: tuple[Path, str] | None = None,
 ) -> tuple[SweepJob, dict[str, UserError]]:
     """Check one point, without the overrides that it has no use for; returns it, and why each of those was left out.
 
     Args:
         kept: overrides that are not left out.
+        place: the sweep's folder and the job's in it; None: as the config names them.
 
     Raises:
         UserError: it cannot run.
@@ -106,7 +125,7 @@ def check_point(
     while True:
         used = [o for o in job if o not in errors]
         try:
-            point = _check_point(app, master, used, number, as_new)
+            point = _check_point(app, master, used, number, as_new, place)
         except UserError as error:
             if not (strange := _strange(used, error, kept)):
                 raise
@@ -193,13 +212,16 @@ def _decisive(jobs: list[list[str]]) -> set[str]:
     return {o for o in swept if not {key_of(o).partition(".")[0], "strategy"} & groups}
 
 
-def _check_point(app: Hydra, master: DictConfig, overrides: list[str], number: int, as_new: bool) -> SweepJob:
+def _check_point(
+    app: Hydra, master: DictConfig, overrides: list[str], number: int, as_new: bool, place: tuple[Path, str] | None
+) -> SweepJob:
     """Check a job as it will run, in its own folder, whose checkpoints it may resume."""
     key = "hydra.sweep.dir"
-    folder, whole = compose.named_folder(master, key), compose.names_whole(master, key)
+    folder, whole = place[0] if place else compose.named_folder(master, key), compose.names_whole(master, key)
     with sentences(app, overrides):
         config = app.config_loader.load_sweep_config(master, overrides)
         subdir = _subdir(config, number)
+        subdir = place[1] if place else subdir
         compose.place(config, folder / subdir)
         compose.check_sources(config)
         plain = compose.plain(config)

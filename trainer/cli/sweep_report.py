@@ -82,6 +82,12 @@ def report(folder: Path) -> Path:
     return folder / FILE
 
 
+def found(folder: Path) -> tuple[list[Job], list[str]]:
+    """The jobs of a sweep, the best first, and the keys in which they differ."""
+    jobs = sorted(_jobs(folder), key=lambda job: (len(job.name), job.name))
+    return ordered(jobs), swept(jobs)
+
+
 def leave(folder: Path) -> None:
     """Write ``report.html`` at the end of a sweep, if a job has begun, and print where it is."""
     from trainer.cli.last_lines import shown
@@ -222,7 +228,8 @@ def _numbers(values: Sequence[str]) -> list[float] | None:
     return found if all(map(math.isfinite, found)) else None
 
 
-def _parallel(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+def coordinates(jobs: Sequence[Job], keys: Sequence[str]) -> tuple[dict[str, list[str]], list[list[float]]]:
+    """The axes of parallel coordinates: labels from bottom to top, by key, and of each axis the jobs' places on it."""
     axes: dict[str, list[str]] = {}
     shares: list[list[float]] = []
     columns = [(key, [job.own.get(key, "") for job in jobs]) for key in keys]
@@ -237,6 +244,11 @@ def _parallel(jobs: Sequence[Job], keys: Sequence[str]) -> str:
         kinds = sorted(set(values), key=float if numbers is not None else str)
         axes[key] = [kind[:24] for kind in kinds]
         shares.append([kinds.index(value) / (len(kinds) - 1) if len(kinds) > 1 else 0.5 for value in values])
+    return axes, shares
+
+
+def _parallel(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+    axes, shares = coordinates(jobs, keys)
     rows = {_label(job, keys): [column[n] for column in shares] for n, job in enumerate(jobs)}
     quarter = max(1, len(jobs) // 4)
     kinds_of = {_label(job, keys): "best" if not n else "good" if n < quarter else "job" for n, job in enumerate(jobs)}

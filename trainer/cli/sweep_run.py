@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli import compose, sweep_report, sweep_table, sweep_tracking
+from trainer.cli import compose, sweep_pictures, sweep_report, sweep_table, sweep_tracking
 from trainer.cli.arguments import typed_keys
 from trainer.cli.commands import recorded_by
 from trainer.cli.compose import plain
@@ -177,8 +177,20 @@ class Sweep(SweepState):
 
         left = [number for number, point in enumerate(self.points) if not self._is_over(number, point)]
         if left:
-            source, slots = EachOnce(self, left), of_host(self, self.at_a_time)
-            Parallel(self, source, slots[: len(left)]).run()
+            slots = of_host(self, self.at_a_time)[: len(left)] if self.pool is None else self.pool.slots
+            Parallel(self, EachOnce(self, left), slots).run()
+
+    def warm(self, first: SweepJob, processes: contextlib.ExitStack) -> None:
+        """Start the processes for jobs side by side: their imports run beside the checks of the other points."""
+        self.points = [first]
+        if not self.runs_beside or self.goes_on:
+            return
+        from trainer.cli.sweep_parallel import of_host, setup_of
+        from trainer.service.pool import Pool
+
+        slots = of_host(self, self.at_a_time)[: len(self.jobs)]
+        self.pool = processes.enter_context(Pool(slots, setup_of(self)))
+        self.pool.warm(len(slots))
 
     def _is_over(self, number: int, point: SweepJob) -> bool:
         """Whether a sweep that goes on finds this job done; then notes its result."""
@@ -240,6 +252,9 @@ class Sweep(SweepState):
             sweep_table.show_sweep(every, self.folder, self.subdirs)
         with closing.step("the sweep's report"):
             sweep_report.leave(self.folder)
+        if self.tracker is not None:
+            with closing.step("the sweep's pictures"):
+                sweep_pictures.draw(self.folder)
         with closing.step("the end of the sweep's tracking"):
             if self.tracker is not None:
                 sweep_tracking.close(self, self.tracker, status, every)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import sweep_space
-from trainer.cli.sweep_objective import Objective, measured, points
+from trainer.cli.sweep_objective import Followed, Objective, measured, points
 from trainer.cli.sweep_parallel import Source
 from trainer.cli.sweep_rungs import Rungs
 from trainer.cli.sweep_space import Choice, Dimension
@@ -87,6 +87,7 @@ class Search(Source):
         self.again: list[int] = []
         self.deaths: dict[int, int] = {}
         self.seen: dict[int, int] = {}
+        self.followed: dict[int, Followed] = {}
         self.running: set[int] = set()
         self.rungs: Rungs | None = None
         if config.pruner == "asha":
@@ -200,7 +201,7 @@ class Search(Source):
     def is_enough(self, number: int, folder: Path) -> bool:
         if self.config.pruner is None or (number in self.deaths and not folder.exists()):
             return False
-        found = points(folder, self.objectives[0].metric)
+        found = self.followed.setdefault(number, Followed(folder, self.objectives[0].metric)).points()
         if self.rungs is not None:
             for epochs, value in self.rungs.reaches(number, found):
                 self.trials[number].report(value, epochs)
@@ -215,6 +216,7 @@ class Search(Source):
         from optuna.trial import TrialState
 
         self.running.discard(number)
+        self.followed.pop(number, None)
         if died and result.status != "done" and self.deaths.get(number, 0) < self.config.retries:
             self.deaths[number] = self.deaths.get(number, 0) + 1
             self.again.append(number)

@@ -69,7 +69,7 @@ def _slot(setup: Setup) -> Iterator[_Slot]:
         with tracking(setup.trackers) as tracker:
             master = compose_sweep(app, setup.overrides, setup.config_name)
             _import_early()
-            yield _Slot(app, master, Path(setup.folder), setup.flags, frozenset(setup.swept), tracker)
+            yield _Slot(app, master, setup.flags, frozenset(setup.swept), tracker)
 
 
 def _import_early() -> None:
@@ -82,20 +82,14 @@ class _Slot:
     """What all jobs of the process share.
 
     Args:
-        master: the config that Hydra has composed for all jobs. folder: of the sweep. flags: before the overrides in
-        the command that repeats a job. swept: keys in which jobs differ. tracker: of all jobs of this process.
+        master: the config that Hydra has composed for all jobs. flags: before the overrides in the command that
+        repeats a job. swept: keys in which jobs differ. tracker: of all jobs of this process.
     """
 
     def __init__(
-        self,
-        app: Hydra,
-        master: DictConfig,
-        folder: Path,
-        flags: list[str],
-        swept: frozenset[str],
-        tracker: RecorderProcess | None,
+        self, app: Hydra, master: DictConfig, flags: list[str], swept: frozenset[str], tracker: RecorderProcess | None
     ) -> None:
-        self.app, self.master, self.folder, self.flags = app, master, folder, flags
+        self.app, self.master, self.flags = app, master, flags
         self.swept, self.tracker = swept, tracker
 
     def run(self, job: SlotJob) -> End:
@@ -109,14 +103,14 @@ class _Slot:
         from trainer.planning.launcher import start_here
 
         begun: Ready | None = None
-        words = [*self.flags, *job.words]
+        words, folder = [*self.flags, *job.words], Path(job.folder)
         with _lines_to(Path(job.log)), _signals_of_a_job():
             try:
                 with termination_raises(lambda: True):
-                    point, _ = check_point(self.app, self.master, job.words, job.number)
+                    point, _ = check_point(self.app, self.master, job.words, job.number, place=(folder, job.subdir))
                     ready = replace(point.ready, swept=self.swept)
-                    with in_its_folder(point, ready, self.folder) as begun:
-                        result = execute(begun, start_here, words, self.tracker, self.folder)
+                    with in_its_folder(point, ready, folder) as begun:
+                        result = execute(begun, start_here, words, self.tracker, folder)
                 say_result(result, begun, words)
                 return End(result.status)
             except (Interrupted, KeyboardInterrupt) as error:

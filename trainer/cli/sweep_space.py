@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainer.config.keys import spelled
+from trainer.config.keys import leaves, spelled
 from trainer.errors import UserError
 from trainer.wording import override
 
@@ -156,7 +156,7 @@ def of_search(space: Any, typed: Sequence[Override]) -> list[Dimension]:
     """
     if not isinstance(space, Mapping):
         raise UserError(f"sweep.space={spelled(space)}", "is no mapping from keys to their values", EXAMPLE)
-    found = [parse(key, value) for key, value in _flat(space)]
+    found = [parse(key, value) for key, value in leaves(space, "")]
     found += [of_override(one) for one in typed if one.is_sweep_override()]
     keys = [one.key for one in found]
     if twice := next((key for key in keys if keys.count(key) > 1), None):
@@ -164,15 +164,6 @@ def of_search(space: Any, typed: Sequence[Override]) -> list[Dimension]:
     if not found:
         raise UserError("sweep=optuna", "there is no key with several values to choose from", EXAMPLE)
     return found
-
-
-def _flat(space: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield keys and values, also of ``{optimizer: {lr: ...}}``."""
-    for key, value in space.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
 
 
 def words(values: Mapping[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from trainer.config.schema.run import SweepConfig
     from trainer.launch.engines.contract import Living, Submitter
+    from trainer.service.pool import Pool
     from trainer.tracking.client import RecorderProcess
 
 OPEN_S = 60.0
@@ -56,6 +57,7 @@ class SweepState:
         ended: the jobs so far, by number. launcher: submits all jobs as one job of an engine; None: they run here.
         space: of a search, the values of each key as a text.
         living: the job of an earlier command that is followed in place of a new one.
+        pool: processes for jobs side by side that have been started beside the checks.
     """
 
     master: DictConfig
@@ -71,6 +73,7 @@ class SweepState:
     living: Living | None = None
     config_name: str = "config"
     space: list[str] = field(default_factory=list)
+    pool: Pool | None = None
 
     @property
     def config(self) -> SweepConfig:

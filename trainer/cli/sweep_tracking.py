@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainer.cli import sweep_table
+from trainer.cli import sweep_pictures, sweep_report, sweep_table
 from trainer.config.keys import key_of
 from trainer.config.redact import command, hide
 
@@ -32,7 +32,7 @@ def described(sweep: SweepState) -> TrackedRun:
         name=sweep_name(public([*sweep.overrides, *sweep.space]), sweep.swept),
         params=_values(sweep),
         dataset=None,
-        artifacts=["sweep.csv"],
+        artifacts=["sweep.csv", sweep_report.FILE, *sweep_pictures.PICTURES],
         resumed=sweep.goes_on,
         mlflow={**run.mlflow, "models": {}},
     )

@@ -17,6 +17,9 @@ from trainer.config.instantiate import missing, no_module
 from trainer.errors import UserError
 from trainer.wording import quoted
 
+KEPT = 64
+"""Sources that stay parsed, for the other targets in them and for the next job of a sweep."""
+
 
 def check_target(target: str, key: str) -> None:
     """Refuse a ``_target_`` that does not exist, without importing it.
@@ -141,9 +144,9 @@ def _parsed(file: Path) -> ast.Module:
         return ast.Module([], [])
 
 
-@functools.lru_cache(64)
+@functools.lru_cache(KEPT)
 def _tree(source: str) -> ast.Module:
-    """Parse a source; cached, as it is needed for the target and for its arguments."""
+    """Parse a source."""
     return ast.parse(source)
 
 
@@ -182,6 +185,22 @@ def _names(file: Path, visited: set[Path]) -> set[str] | None:
         return None
     beside = file.parent.iterdir() if file.name == "__init__.py" else ()
     names = {child.stem for child in beside if child.is_dir() or child.suffix == ".py"}
+    own, stars = _own_names(tree)
+    names |= own
+    for node in stars:
+        source = _imported(file, node)
+        starred = _names(source, visited) if source is not None else None
+        if starred is None:
+            return None
+        names |= starred
+    return names
+
+
+@functools.lru_cache(KEPT)
+def _own_names(tree: ast.Module) -> tuple[frozenset[str], tuple[ast.ImportFrom, ...]]:
+    """Names that a module's source shows, and its star imports. The jobs of a sweep ask for the same ones."""
+    names: set[str] = set()
+    stars = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
             names.add(node.name)
@@ -190,14 +209,11 @@ def _names(file: Path, visited: set[Path]) -> set[str] | None:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names |= {(a.asname or a.name).split(".")[0] for a in node.names}
             if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
-                source = _imported(file, node)
-                starred = _names(source, visited) if source is not None else None
-                if starred is None:
-                    return None
-                names |= starred
-    return names
+                stars.append(node)
+    return frozenset(names), tuple(stars)
 
 
+@functools.lru_cache(KEPT)
 def _makes_names(tree: ast.Module) -> bool:
     """Whether a module makes names at run time that its source does not show."""
     if any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body):

@@ -104,19 +104,13 @@ def last_step(path: Path) -> int:
         return 0
 
 
-def read_points(run_dir: Path, naming: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the points of a run's metrics.jsonl, also while it is written; none if there is no file.
-
-    Args:
-        naming: only points in which a metric of this name may be; the others are not parsed.
-    """
+def read_points(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Yield the points of a run's metrics.jsonl, also while it is written; none if there is no file."""
     try:
         lines = (run_dir / "metrics.jsonl").read_text(errors="replace").splitlines()
     except OSError:
         return
     for line in lines:
-        if naming and f'"{naming}"' not in line:
-            continue
         try:
             yield json_text.loads(line)
         except ValueError:  # a writer that was killed leaves half a line

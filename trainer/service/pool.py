@@ -62,25 +62,31 @@ class Setup:
 
     Attributes:
         config_dir, config_name: where Hydra finds the config. overrides, flags: of the command of the sweep.
-        folder: of the sweep. swept: keys in which jobs differ. trackers: nodes of ``tracking.trackers``, by name.
+        swept: keys in which jobs differ. trackers: nodes of ``tracking.trackers``, by name.
     """
 
     config_dir: str | None
     config_name: str
     overrides: list[str]
     flags: list[str]
-    folder: str
     swept: list[str]
     trackers: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class SlotJob:
-    """A job, as a slot process gets it: its number in the sweep, its overrides, and the file for its lines."""
+    """A job, as a slot process gets it.
+
+    Attributes:
+        number: in the sweep. words: its overrides. log: the file for its lines. folder: of the sweep. subdir: the job's
+        folder in it. A slot process would name another folder than the sweep if the name has the time in it.
+    """
 
     number: int
     words: list[str]
     log: str
+    folder: str
+    subdir: str
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,12 @@ class SlotProcess:
     """One slot process.
 
     Attributes:
-        job: the number of the job that it runs; None: it has none.
+        job: the number of the job that it runs; None: it has none. is_new: it has had none yet.
     """
 
     def __init__(self, slots: Slots, setup: Setup) -> None:
         self.job: int | None = None
+        self.is_new = True
         self.screen = tempfile.TemporaryFile()  # what it prints outside of jobs  # noqa: SIM115
         self.answers, its = os.pipe()
         self._read = b""
@@ -132,7 +139,7 @@ class SlotProcess:
 
     def start(self, job: SlotJob) -> None:
         """Hand a job to the process."""
-        self.job = job.number
+        self.job, self.is_new = job.number, False
         self._write(job)
 
     def read(self) -> list[End] | None:
@@ -186,7 +193,7 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         for one in self.processes.values():
-            one.end() if one.job is None else one.signal(signal.SIGKILL)
+            one.end() if one.job is None and not one.is_new else one.signal(signal.SIGKILL)
         for one in self.processes.values():
             one.gone()
         self.processes.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from trainer.config import redact
+from trainer.config.keys import leaves
 from trainer.service import run_files
 from trainer.service.queue import ALIVE, OVER, WAITING, Queue, Run
 from trainer.service.queue import Slots as OfQueue
@@ -139,10 +140,10 @@ def view(run: Run, caller: Caller, waiting: Sequence[int]) -> RunView:
 def detail(run: Run, caller: Caller, waiting: Sequence[int]) -> RunDetail:
     """Describe a run in full."""
     folder = Path(run.folder)
-    result = run_files.json_of(folder, "result.json")
+    result, config = run_files.json_of(folder, "result.json"), _yaml(run_files.text_of(folder, "config.yaml"))
     values = {
         **_values(run, caller, waiting),
-        "config": dict(flat(_yaml(run_files.text_of(folder, "config.yaml")))),
+        "config": finite(dict(leaves(config, ""))) if isinstance(config, dict) else {},
         "result": finite(result) if isinstance(result, dict) and run.state in OVER else None,
         "pictures": [one.path for one in run_files.listed(folder) if Path(one.path).suffix in run_files.PICTURES],
     }
@@ -212,15 +213,6 @@ def _yaml(text: str) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):
         return None
-
-
-def flat(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value of a config with its key."""
-    if isinstance(node, Mapping) and (node or key):
-        for name, value in node.items():
-            yield from flat(value, f"{key}.{name}" if key else str(name))
-    elif key:
-        yield key, finite(node)
 
 
 def finite(node: Any) -> Any:
