@@ -74,7 +74,7 @@ def run(library: Path, module: str, question: Any, gpus: int = 1) -> Any:
         finally:
             started.kill()
         written, errors = (_text(file) for file in (out, err))
-    assert code == 0, written + errors
+    assert code == 0, f"exit code {code}\n{written}{errors}"
     return json.loads(written.splitlines()[-1])
 
 
