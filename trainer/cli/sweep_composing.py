@@ -65,10 +65,11 @@ def _without(app: Hydra, later: list[str]) -> Iterator[None]:
 
 def _share_files(app: Hydra) -> None:
     """Let Hydra merge the files of each choice of options once for all jobs that this application composes."""
-    from hydra._internal import config_loader_impl as hydra
+    from hydra._internal import config_loader_impl
     from hydra._internal.defaults_list import Overrides
 
     loader: Any = app.config_loader
+    hydra: Any = config_loader_impl
     whole, merge, list_files = loader.load_configuration, loader._compose_config_from_defaults_list, None
     lists: dict[Any, Any] = {}
     merged: dict[int, DictConfig] = {}

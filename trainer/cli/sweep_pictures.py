@@ -26,24 +26,25 @@ def draw(folder: Path) -> list[str]:
     if not measured or len({job.metric for job in measured}) > 1:
         return []
     metric = measured[0].metric
-    panels: dict[str, Callable[[Any], None]] = {}
-    if any(job.curve for job in measured):
-        panels[f"{metric} over updates"] = lambda axis: _curves(axis, measured, metric)
-    if keys and len(measured) > 1:
-        panels["parallel coordinates"] = lambda axis: _parallel(axis, measured, keys)
-    if any(job.rate is not None and job.batch is not None for job in jobs):
-        panels["throughput against batch"] = lambda axis: _throughput(axis, jobs, measured[0])
-    if keys and len(measured) > 1:
-        panels["importance of the keys"] = lambda axis: _importance(axis, measured, keys)
-    names = {"over": PICTURES[0], "parallel": PICTURES[1], "throughput": PICTURES[2], "importance": PICTURES[3]}
+    best, is_compared = measured[0], bool(keys) and len(measured) > 1
+    panels: list[tuple[bool, str, Callable[[Any], None]]] = [  # as PICTURES
+        (any(job.curve for job in measured), f"{metric} over updates", lambda axis: _curves(axis, measured, metric)),
+        (is_compared, "parallel coordinates", lambda axis: _parallel(axis, measured, keys)),
+        (any(_has_rate(job) for job in jobs), "throughput", lambda axis: _throughput(axis, jobs, best)),
+        (is_compared, "importance of the keys", lambda axis: _importance(axis, measured, keys)),
+    ]
     drawn = []
-    for title, panel in panels.items():
-        name = next(file for word, file in names.items() if word in title.split())
-        figure = figure_of(SIZE, f"Sweep {folder.name}: {title}")
-        panel(figure.add_subplot())
-        save(figure, folder / name)
-        drawn.append(name)
+    for name, (is_there, title, panel) in zip(PICTURES, panels, strict=True):
+        if is_there:
+            figure = figure_of(SIZE, f"Sweep {folder.name}: {title}")
+            panel(figure.add_subplot())
+            save(figure, folder / name)
+            drawn.append(name)
     return drawn
+
+
+def _has_rate(job: Job) -> bool:
+    return job.rate is not None and job.batch is not None
 
 
 def _curves(axis: Any, jobs: Sequence[Job], metric: str) -> None:
@@ -79,7 +80,7 @@ def _parallel(axis: Any, jobs: Sequence[Job], keys: Sequence[str]) -> None:
 def _throughput(axis: Any, jobs: Sequence[Job], best: Job) -> None:
     """A point for each job, from 0 samples per second on."""
     for job in sorted(jobs, key=lambda job: job is best):
-        if job.rate is not None and job.batch is not None:
+        if _has_rate(job):
             label = f"best: job {job.name}" if job is best else None
             axis.scatter(job.batch, job.rate, s=50, color=BEST if job is best else JOB, label=label)
     axis.set_xlabel("samples of an update")
