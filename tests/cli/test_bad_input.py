@@ -204,6 +204,10 @@ TORCH = """
 SIZES = """
     device=cuda | device=cuda | no GPU => device=cpu
     strategy=single launch.nproc=2 | 2 workers | one process => strategy=collective
+    recompute=auto | recompute=auto | no blocks that come again => the name or class of modules
+    recompute=Block | recompute=Block | no module of the model has this name or class => recompute=auto
+    recompute=Sequential compile=true | compile=true | the compiler decides itself => compile=false
+    strategy=sharded launch.nproc=2 strategy.wrap=layer9 | strategy.wrap=layer9 | no module => strategy.wrap=auto
     strategy=sharded | strategy=sharded | nobody to share the model with => launch.nproc=2
     strategy=sharded launch.nproc=4 strategy.shard_group=3
         strategy.shard_group=3 | do not make groups of 3 => strategy.shard_group=2

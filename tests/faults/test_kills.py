@@ -44,6 +44,7 @@ EXACT = {
     "a child": (UNTRACKED, "launch=forkserver", "data.num_workers=1", "ema.decay=0.9"),
     "tracked": ("tracking.log_model=false", "execution.log_every=1"),
     "collective": TOGETHER,
+    "sharded": (*TOGETHER, "strategy=sharded"),
     "local_sgd": (*TOGETHER, "strategy=local_sgd", "strategy.k_steps=3"),
     "pserver_sync": ("strategy=pserver_sync", *SERVERS),
 }

@@ -14,7 +14,8 @@ from torch import nn
 from tests import runs
 from tests.checkpoint.test_identity import back_at
 from tests.strategies.launching import Case, launched
-from trainer.strategies.sharded import fits, repeated
+from trainer.errors import UserError
+from trainer.models.blocks import chosen, fits, repeated
 
 RUN = (
     "+recipe=digits_lenet",
@@ -130,6 +131,8 @@ def test_a_pattern_is_a_name_or_a_class() -> None:
     block = torchvision.models.resnet18().layer1[0]
     assert fits("BasicBlock", "layer1.0", block) and fits("layer1.*", "layer1.0", block)
     assert not fits("layer2.*", "layer1.0", block) and not fits("Basic", "layer1.0", block)
+    with pytest.raises(UserError, match=r"strategy\.wrap=Block: no module of the model has this name or class"):
+        chosen(torchvision.models.resnet18(), ["layer1.*", "Block"], "strategy.wrap")
 
 
 @pytest.mark.all

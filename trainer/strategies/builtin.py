@@ -160,6 +160,10 @@ class ShardedDeclaration(Declaration):
             why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
             refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
         scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+        try:
+            locate("trainer.models.blocks:chosen")(model, self.options.wrap, "strategy.wrap")  # imports torch
+        except UserError as error:
+            refused.append(error)
         if scalars:
             why = f"FSDP cuts parameters along their first dimension, and {scalars[0]} has none"
             refused.append(UserError("strategy=sharded", why, "strategy=collective (or a parameter of shape (1,))"))

@@ -12,9 +12,7 @@ averaged.
 
 from __future__ import annotations
 
-import fnmatch
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,14 +23,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.config.schema import ShardedStrategy
-from trainer.errors import RunFailed
 from trainer.host.sharded import is_sharded, whole
 from trainer.host.transfers import recorded
+from trainer.models.blocks import chosen
 from trainer.strategies.contract import MakeUpdater, Strategy
 from trainer.strategies.process_group import ProcessGroup
 from trainer.strategies.seat import Seat
 
-CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -52,7 +49,7 @@ class Sharded(Strategy):
             parameter.data = parameter.data.contiguous()
         with self.group.naming_the_missing("the sharding of the model"):
             mesh = self._mesh()
-            self.parts = [*self._blocks(model), model]
+            self.parts = [*chosen(model, self.options.wrap, "strategy.wrap")[::-1], model]  # inner ones first
             for block in self.parts:
                 fully_shard(
                     block,
@@ -75,23 +72,6 @@ class Sharded(Strategy):
         if group == size:
             return init_device_mesh(device, (size,), mesh_dim_names=("shard",))
         return init_device_mesh(device, (size // group, group), mesh_dim_names=("replica", "shard"))
-
-    def _blocks(self, model: nn.Module) -> list[nn.Module]:
-        """The modules whose parameters are gathered together, inner ones first; what is in none belongs to the model.
-
-        Raises:
-            RunFailed: a pattern of ``strategy.wrap`` fits no module.
-        """
-        named = [(name, module) for name, module in model.named_modules() if name]
-        if self.options.wrap != "auto":
-            patterns = listed(self.options.wrap)
-            for pattern in patterns:
-                if not any(fits(pattern, name, module) for name, module in named):
-                    raise RunFailed(f"strategy.wrap: no module of the model fits {pattern!r}")
-            found = [m for name, m in named if any(fits(pattern, name, m) for pattern in patterns)]
-        else:
-            found = repeated(model)
-        return found[::-1]
 
     def scatter(self, parts: list[Any] | None) -> Any:
         return self.group.scatter(parts)
@@ -162,34 +142,3 @@ class Sharded(Strategy):
 
     def close(self) -> None:
         self.group.close(self.failed)
-
-
-def listed(texts: str | Sequence[str]) -> Sequence[str]:
-    """A text, or a list of texts, as a list."""
-    return [texts] if isinstance(texts, str) else texts
-
-
-def fits(pattern: str, name: str, module: nn.Module) -> bool:
-    """Whether a pattern such as ``layer*.*`` fits a module's name, or is the name of its class."""
-    return type(module).__name__ == pattern or fnmatch.fnmatchcase(name, pattern)
-
-
-def repeated(model: nn.Module) -> list[nn.Module]:
-    """The model's blocks: the outermost modules of classes that come at least twice, such as residual blocks and
-    transformer layers. A block that shares a parameter with what is outside of it is none."""
-    named = [
-        (name, module)
-        for name, module in model.named_modules()
-        if name and not isinstance(module, CONTAINERS) and any(True for _ in module.children())
-    ]
-    named = [(name, module) for name, module in named if any(True for _ in module.parameters())]
-    times = Counter(type(module) for _, module in named)
-    many = {name: module for name, module in named if times[type(module)] > 1}
-    outermost = [m for name, m in many.items() if not any(name.startswith(f"{other}.") for other in many)]
-    owners = _times(model)
-    return [one for one in outermost if _times(one).items() <= owners.items()]
-
-
-def _times(module: nn.Module) -> Counter[int]:
-    """How often each parameter comes in a module."""
-    return Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))

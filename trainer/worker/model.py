@@ -62,6 +62,11 @@ def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.devi
         from trainer.models.strided_bf16 import write_all_gradients
 
         write_all_gradients(model)
+    if config.recompute != "none" and config.mode == "train":
+        from trainer.models.blocks import chosen
+        from trainer.models.recomputed import recompute
+
+        recompute(chosen(model, config.recompute, "recompute"))
     return model.to(memory_format=torch.channels_last) if plan.chosen.channels_last else model
 
 

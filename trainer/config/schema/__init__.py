@@ -39,6 +39,11 @@ class Config:
     seed: int = key(0, "seed of parameters, order of samples, augmentation", ge=0, le=LONG)
     precision: str = key("auto", "arithmetic of the forward pass", choices=("auto", "fp64", "fp32", "bf16", "fp16"))
     device: str = key("auto", "where to compute", choices=("auto", "cpu", "cuda"))
+    recompute: Any = key(
+        "none",
+        "activations that the backward computes again: none, of blocks (auto), or of modules by name or class",
+        texts=True,
+    )
     compile: Any = key(
         False, "compile the model (static graph) instead of running it eagerly; auto: where it pays", choices=AUTO
     )
