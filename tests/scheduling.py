@@ -27,6 +27,8 @@ APART = {
     "e2e/test_compiled.py": r"(::test_[a-z]+)",
 }
 """Long files of several launches: tests share one if this finds the same text in their names."""
+TOGETHER = ("null_gpu",)
+"""Folders whose tests share what one process has imported, in all their files. They take minutes, and begin first."""
 PROCESSES = ("simulation", "faults", "checkpoint", "launch", "strategies", "e2e", "worker", "tracking", "job")
 """Folders whose tests take long, most of them because they start processes; those with the longest tests begin first.
 Of a parametrized test there ``make test`` runs the first case alone, and ``make test-all`` runs all."""
@@ -34,11 +36,13 @@ Of a parametrized test there ``make test`` runs the first case alone, and ``make
 
 def starts_processes(nodeid: str) -> bool:
     """Whether the test is in one of those folders."""
-    return place(nodeid) < len(PROCESSES)
+    return _folder(nodeid) in PROCESSES
 
 
 def group(nodeid: str) -> str:
     """Tests of the same group run in one process."""
+    if (folder := _folder(nodeid)) in TOGETHER:
+        return folder
     file = _file(nodeid)
     found = re.search(APART[file], nodeid) if file in APART else None
     return f"{file} {found[1]}" if found else file
@@ -46,8 +50,12 @@ def group(nodeid: str) -> str:
 
 def place(nodeid: str) -> int:
     """A test of a lower place begins earlier."""
-    folder = _file(nodeid).partition("/")[0]
-    return PROCESSES.index(folder) if folder in PROCESSES else len(PROCESSES)
+    folders = (*TOGETHER, *PROCESSES)
+    return folders.index(folder) if (folder := _folder(nodeid)) in folders else len(folders)
+
+
+def _folder(nodeid: str) -> str:
+    return _file(nodeid).partition("/")[0]
 
 
 def _file(nodeid: str) -> str:

@@ -71,6 +71,7 @@ def test_launches_of_a_long_file_are_apart_and_those_that_start_processes_are_fi
         ["pserver_sync-4]"],
         ["ssp-sgd]"],
     ]
+    assert group("tests/null_gpu/test_gate.py::test_a[fp16]") == group("tests/null_gpu/test_updates.py::test_b")
     assert place("tests/strategies/test_conformance.py::test_a") < place("tests/host/test_notes_board.py::test_a")
 
 

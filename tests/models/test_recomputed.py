@@ -73,7 +73,7 @@ def test_gradients_and_statistics_are_the_same_to_the_bit_and_less_is_kept(kind:
     (plain, buffers, held), (same, after, less) = found
     assert len(plain) == len(same) and all(map(torch.equal, plain, same))
     assert all(map(torch.equal, buffers, after)), "a second forward counts no batch"
-    assert less < 0.6 * held
+    assert less < 0.75 * held
 
 
 @pytest.mark.parametrize(

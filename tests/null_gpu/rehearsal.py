@@ -42,7 +42,7 @@ import gpu
 import gpu_ours
 import gpu_rivals
 
-SMALL = gpu.Size("resnet18", batch=8, small=4, batches=3, rounds=2, image=32, photographs=40)
+SMALL = gpu.Size("resnet18", batch=8, small=4, batches=2, rounds=1, image=32, photographs=40)
 
 
 def in_this_process(function: str, overrides: list[str], rounds: int, question: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,11 @@ RUN = ["data.num_workers=0", "max_steps=12", "execution.log_every=4"]
 RESNET = ["+recipe=resnet50_random", "model=resnet18", "data.image_size=64", "data.batches=12", "data.val_batches=2"]
 SQUARES = ["data=squares", "data.global_batch_size=32"]
 LENET = [*SQUARES, "model=lenet", "model.image_size=8"]
+STACK = [
+    *(*SQUARES, "data.labels=side", "model=lenet", "model._target_=tests.null_gpu.stack.Stack", "+model.depth=2"),
+    *("~model.image_size", "~model.in_channels"),
+]
+"""Convolutions with batch norm, fewer than ResNet's: what waits does not depend on how many."""
 COLOURED = ["model=lenet", "model.in_channels=3", "model.image_size=32"]
 POWERSGD = "strategy.powersgd.start_step=2"
 EVERYTHING = ["+optimizer.fused=true", "strategy.clip_norm=1.0", "ema.decay=0.99"]
@@ -57,7 +62,7 @@ SHORT = {
 OTHERS = {
     "single": Case(1, [*RESNET, "strategy=single"]),
     "local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "strategy.k_steps=2"]),
-    "buffers": Case(2, [*RESNET, "strategy=collective", "strategy.buffers=average", "execution.log_workers=true"]),
+    "buffers": Case(2, [*STACK, "strategy=collective", "strategy.buffers=average", "execution.log_workers=true"]),
     "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING]),
     # its workers meet in each forward of a validation, to leave it together
     "sharded": Case(
@@ -67,12 +72,12 @@ OTHERS = {
         validation=2,
         average=2,
     ),
-    "sync_batch_norm": Case(2, [*RESNET, "strategy=collective", "strategy.sync_batch_norm=true"]),
-    "fp16_not_fused": Case(1, [*RESNET, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),
-    "skip": Case(2, [*RESNET, "strategy=collective", "on_nonfinite=skip"], update=1),
+    "sync_batch_norm": Case(2, [*STACK, "strategy=collective", "strategy.sync_batch_norm=true"]),
+    "fp16_not_fused": Case(1, [*STACK, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),
+    "skip": Case(2, [*STACK, "strategy=collective", "on_nonfinite=skip"], update=1),
     # each worker skips by itself, and their counts are added up in each line
-    "skip_local_sgd": Case(2, [*RESNET, "strategy=local_sgd", "on_nonfinite=skip"], update=1, line=LINES),
-    "line_of_batch": Case(1, [*RESNET, "strategy=single", "execution.line_of=batch"]),
+    "skip_local_sgd": Case(2, [*STACK, "strategy=local_sgd", "on_nonfinite=skip"], update=1, line=LINES),
+    "line_of_batch": Case(1, [*STACK, "strategy=single", "execution.line_of=batch"]),
     "uneven": Case(2, [*LENET, "data.labels=side", "strategy=collective", "loss.weight=[1.0,2.0]"]),
     "uneven_local_sgd": Case(2, [*LENET, "data.labels=side", "strategy=local_sgd", "loss.weight=[1.0,2.0]"]),
     # its first 11 updates are all warm-up: what a capture records waits for nothing
@@ -88,7 +93,7 @@ OTHERS = {
         after=2,
     ),
     "nadam": Case(1, [*LENET, "data.labels=side", "strategy=single", "optimizer._target_=torch.optim.NAdam"]),
-    "layer_decay": Case(1, [*RESNET, "strategy=single", "optimizer.layer_decay=0.9"]),
+    "layer_decay": Case(1, [*STACK, "strategy=single", "optimizer.layer_decay=0.9"]),
     # torch's own hook waits after each of its buckets (one here), and for two copies before its first
     "powersgd": Case(
         2, [*LENET, "data.labels=side", "strategy=collective", "strategy.comm_hook=powersgd", POWERSGD], update=1.1

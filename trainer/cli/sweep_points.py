@@ -255,6 +255,7 @@ def swept_keys(master: DictConfig) -> set[str]:
     """The config keys with several values, typed or in the sweeper's config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    typed = OverridesParser.create().parse_overrides(list(master.hydra.overrides.task))
+    task: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # ${oc.env:NAME} stays as it is
+    typed = OverridesParser.create().parse_overrides(task)
     own = master.hydra.sweeper.get("params") or {}
     return {str(o.key_or_group) for o in typed if o.is_sweep_override()} | {str(key).lstrip("+~") for key in own}
