@@ -254,6 +254,7 @@ def _subdir(config: DictConfig, number: int) -> str:
 def swept_keys(master: DictConfig) -> set[str]:
     """The config keys with several values, typed or in the sweeper's config."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
 
     task: Any = OmegaConf.to_container(master.hydra.overrides.task, resolve=False)  # ${oc.env:NAME} stays as it is
     typed = OverridesParser.create().parse_overrides(task)

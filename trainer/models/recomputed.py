@@ -16,11 +16,34 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from trainer.config.keys import spelled
+from trainer.config.run_config import RunConfig
+from trainer.errors import UserError
+from trainer.models.blocks import chosen
+from trainer.models.embedding_tables import tables
+
 
 def recompute(blocks: Iterable[nn.Module]) -> None:
     """Make these modules compute their activations again; names and parameters stay as they are."""
     for block in blocks:
         block.forward = functools.partial(_forward, block, block.forward)  # type: ignore[method-assign]
+
+
+def check(config: RunConfig, model: nn.Module) -> None:
+    """Refuse ``recompute`` where the model has no such block or has tables, or is compiled or captured.
+
+    Raises:
+        UserError: it cannot be.
+    """
+    what, instead = f"recompute={spelled(config.recompute)}", "recompute=none"
+    if not chosen(model, config.recompute, "recompute"):
+        raise UserError(what, "the model has no blocks that come again", f"the name or class of modules, or {instead}")
+    if any(tables(model)):
+        raise UserError(what, "the rows of embedding tables would be looked up twice", instead)
+    if config.compile is True:
+        raise UserError("compile=true", "the compiler decides itself what it recomputes", f"compile=false or {instead}")
+    if config.execution.cuda_graph:
+        raise UserError("execution.cuda_graph=true", "a graph cannot set random numbers back", instead)
 
 
 def _forward(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:

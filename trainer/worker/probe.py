@@ -68,7 +68,10 @@ def probe(
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
         _check_residual_blocks(config, model)
-        _check_recompute(config, model)
+        if config.recompute != "none":
+            from trainer.models.recomputed import check
+
+            check(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
         unfused, unfused_by_auto = _unfused(config, device, model, optimizer, names)
         if any(tables(model)):
@@ -157,27 +160,6 @@ def _check_strategy(config: RunConfig, declaration: Declaration, model: nn.Modul
     check_worker(declaration, what)
     for refusal in refusals(what, "refuse_model", lambda: declaration.refuse_model(config, model, optimizer)):
         raise refusal
-
-
-def _check_recompute(config: RunConfig, model: nn.Module) -> None:
-    """Refuse ``recompute`` where the model has no such block, tables, or is compiled or captured.
-
-    Raises:
-        UserError: it cannot be.
-    """
-    if config.recompute == "none":
-        return
-    from trainer.models.blocks import chosen
-
-    what, instead = f"recompute={keys.spelled(config.recompute)}", "recompute=none"
-    if not chosen(model, config.recompute, "recompute"):
-        raise UserError(what, "the model has no blocks that come again", f"the name or class of modules, or {instead}")
-    if any(tables(model)):
-        raise UserError(what, "the rows of embedding tables would be looked up twice", instead)
-    if config.compile is True:
-        raise UserError("compile=true", "the compiler decides itself what it recomputes", f"compile=false or {instead}")
-    if config.execution.cuda_graph:
-        raise UserError("execution.cuda_graph=true", "a graph cannot set random numbers back", instead)
 
 
 def _positions(shape: Shape) -> int:
