@@ -91,10 +91,10 @@ def over_http(home: Path) -> tuple[float, float, float]:
 
         def ask(body: object = None) -> bytes:
             data = None if body is None else json.dumps(body).encode()
-            with urllib.request.urlopen(
-                urllib.request.Request(f"{url}/api/runs", data, headers), timeout=600
-            ) as answer:
-                return answer.read()
+            request = urllib.request.Request(f"{url}/api/runs", data, headers)
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                found: bytes = answer.read()
+            return found
 
         def submit(number: int) -> float:
             began = time.perf_counter()
