@@ -14,7 +14,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from trainer.service.queue import CANCEL, CANCELLED, DONE, FAILED, HERE, LEAVE, OVER, QUEUED, RUNNING, Queue, Run, Slots
+from trainer.service.queue import (
+    CANCEL,
+    CANCELLED,
+    DONE,
+    FAILED,
+    HERE,
+    LEAVE,
+    OVER,
+    QUEUED,
+    RUNNING,
+    STARTING,
+    Queue,
+    Run,
+    Slots,
+)
 from trainer.service.runner import Runner
 
 TWO = Slots((0, 0 if (os.cpu_count() or 1) < 2 else 1), ("GPU-a", "GPU-b"), 1 << 40)
@@ -63,6 +77,24 @@ def test_runs_get_their_slots_their_log_and_their_exit_code(queue: Queue, add: C
     assert (first.state, first.code, second.state, second.code) == (DONE, 0, FAILED, 3)
     assert second.reason == "exit code 3" and Path(second.folder, "engine", "code").read_text() == "3\n"
     assert steps(first)[0].startswith("0 GPU-a [0]") and steps(second)[0].startswith("0  [")
+
+
+def test_a_git_that_hangs_holds_up_its_own_run_alone(
+    queue: Queue, add: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bin, released = tmp_path / "bin", tmp_path / "released"
+    bin.mkdir()
+    (bin / "git").write_text(f'#!/bin/sh\nwhile [ "$2" = {tmp_path} ] && [ ! -e {released} ]; do sleep 0.05; done\n')
+    (bin / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
+    (tmp_path / "other").mkdir()
+    runner, slow, quick = Runner(queue, TWO), add("work", 5), add("work", 5, started_in=str(tmp_path / "other"))
+    runner.turn()
+    assert (run := queue.run(slow)) is not None and run.state == STARTING and not runner.children.get(slow)
+    assert HERE in queue.hosts() and runner.children[quick], "the turn has gone on"
+    released.touch()
+    until(queue, runner, slow, (DONE,))
+    until(queue, runner, quick, (DONE,))
 
 
 def test_a_run_makes_room_and_goes_on_where_it_was(queue: Queue, add: Callable[..., int]) -> None:

@@ -7,15 +7,20 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 import trainer
 from tests import runs
 from trainer.errors import RunFailed, UserError
 
+SERVE: list[int] = []
+"""The process of the service."""
 RUN = ["+recipe=digits_lenet", "max_steps=3", "tracking=none", "execution.threads=1"]
 
 
@@ -30,6 +35,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str
     said = "".join(process.stdout.readline() for _ in range(4))
     page, token = re.search(r"page +(http://\S+:\d+)/", said), re.search(r"token +(\S+)", said)
     assert page is not None and token is not None, said
+    SERVE.append(process.pid)
     yield page[1], token[1]
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
@@ -62,3 +68,22 @@ def test_a_service_that_is_away_is_a_sentence() -> None:
         trainer.Client("http://127.0.0.1:9", "token").runs()
     with pytest.raises(UserError, match="is no address of a service"):
         trainer.Client("127.0.0.1:8080", "token")
+
+
+def test_clients_submit_side_by_side_and_one_key_is_one_run(service: tuple[str, str]) -> None:
+    client = trainer.Client(*service)
+    words = [*RUN, "launch.cores=10000"]  # waits for ever
+    with ThreadPoolExecutor(8) as clients:
+        numbers = list(clients.map(lambda key: client.submit(words, key=key), ["a", "b", "c", "d"] * 2))
+    assert numbers[:4] == numbers[4:] and len(set(numbers)) == 4
+    assert {run["number"] for run in client.runs() if run["state"] == "queued"} == set(numbers)
+
+
+def test_a_submission_outlives_the_death_of_the_process_that_makes_submissions(service: tuple[str, str]) -> None:
+    client = trainer.Client(*service)
+    client.submit([*RUN, "launch.cores=10000"], key="before")
+    (warm,) = [one for one in psutil.Process(SERVE[0]).children() if "trainer.cli.warm_submit" in one.cmdline()]
+    warm.kill()
+    while warm.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.05)
+    assert client.submit([*RUN, "launch.cores=10000"], key="after") > client.submit(RUN, key="before")

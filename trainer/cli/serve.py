@@ -123,6 +123,7 @@ def _made(asked: argparse.Namespace, port: int) -> Service:
     """What the routes share, from the command line."""
     from trainer.cli import help, queue_verbs
     from trainer.service import allowed, api, queue
+    from trainer.service.messages import Choices
     from trainer.service.slots import of_this_host
     from trainer.service.submitting import Submitter
     from trainer.service.tokens import Tokens
@@ -132,7 +133,7 @@ def _made(asked: argparse.Namespace, port: int) -> Service:
     if config_dir is not None and not Path(config_dir).is_dir():
         raise UserError(f"--config-dir {asked.config_dir}", "there is no such folder", "--config-dir FOLDER")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    choices = api.Choices(
+    choices = Choices(
         recipes=dict(help.options("recipe", config_dir)),
         groups={group: [name for name, _ in help.options(group, config_dir)] for group in allowed.GROUPS},
     )

@@ -1,4 +1,4 @@
-"""The version of the code that a run is made of: this package's, and git's of the folders that it comes from."""
+"""The version of the code that a run is made of: a fingerprint of this package, and git's of the working folder."""
 
 from __future__ import annotations
 
@@ -15,19 +15,26 @@ SHOWN = 12
 """Digits of a commit."""
 
 
+def own_sources() -> str:
+    """A fingerprint of this package's own Python files, as they are now."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.update(f"{path.relative_to(PACKAGE)}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def code_version(started_in: str) -> str:
-    """Describe the code of a run, such as ``trainer 0.1.0, trainer at 1f0c52a7d9e8 with changes 5c0d21``: equal texts
-    are equal code, as far as git knows of it. A folder that is no checkout is not in it.
+    """Describe the code of a run, such as ``trainer 0.1.0 (1f0c52a7d9e8b003), flowers at 5d21c0a7d9e8 with changes
+    5c0d21``: equal texts are equal code, as far as git knows of the folder. One that is no checkout is not in it.
 
     Args:
         started_in: the run's working folder, which may hold the user's own classes.
     """
-    found: dict[str, str] = {}
-    for folder in (str(PACKAGE), started_in):
-        if len(place := _git(folder, "rev-parse", "--show-toplevel", "HEAD").splitlines()) == 2:
-            top, commit = place
-            found.setdefault(top, f"{Path(top).name} at {commit[:SHOWN]}{_changes(top)}")
-    return ", ".join([f"trainer {__version__}", *found.values()])
+    found = f"trainer {__version__} ({own_sources()})"
+    if len(place := _git(started_in, "rev-parse", "--show-toplevel", "HEAD").splitlines()) == 2:
+        top, commit = place
+        found += f", {Path(top).name} at {commit[:SHOWN]}{_changes(top)}"
+    return found
 
 
 def commit_of(folder: str) -> tuple[str, bool] | None:

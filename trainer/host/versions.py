@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import importlib.metadata
 import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 OF_A_CHECKPOINT = ("trainer", "torch", "torchvision", "numpy", "mlflow")
 """Packages whose versions a checkpoint records."""
@@ -17,15 +14,6 @@ OF_A_CHECKPOINT = ("trainer", "torch", "torchvision", "numpy", "mlflow")
 def installed() -> dict[str, str]:
     """The versions that a checkpoint records, by name."""
     return {"python": platform.python_version(), **of(OF_A_CHECKPOINT)}
-
-
-@functools.cache
-def own_sources() -> str:
-    """A fingerprint of this package's own Python files."""
-    folder, found = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 def of(packages: Sequence[str]) -> dict[str, str]:

@@ -24,6 +24,7 @@ from trainer.errors import (
     UserError,
 )
 from trainer.host import early_signals, versions
+from trainer.host.code_version import own_sources
 from trainer.host.in_use import left_at_the_end
 from trainer.host.signals import termination_raises, undisturbed
 from trainer.job.checkpoint_rows import kept_rows
@@ -80,7 +81,7 @@ def _execute(
                 plan.remarks.why,
                 plan.objective.class_weights,
             )
-            result.made_with = {"code": versions.own_sources(), "data": ready.digest, "versions": versions.installed()}
+            result.made_with = {"code": own_sources(), "data": ready.digest, "versions": versions.installed()}
             result.data_source, result.stand_in = plan.data.facts.source, plan.data.facts.stand_in
             leave(own_folder / "plan.json", plan.as_dict(), private=True)
             _show(ready)

@@ -16,20 +16,32 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trainer.config import redact
 from trainer.errors import UserError
 from trainer.service import run_files, views
 from trainer.service.guard import Guard
+from trainer.service.messages import (
+    Choices,
+    Failure,
+    FileView,
+    Login,
+    NewRun,
+    PointsView,
+    Said,
+    Session,
+    State,
+    Submitted,
+)
 from trainer.service.queue import ALIVE, OVER, WAITING, Queue, Run
 from trainer.service.queue import Slots as OfQueue
-from trainer.service.submitting import Busy, Submitter
+from trainer.service.submitting import AT_A_TIME, Busy, Submitter
 from trainer.service.tokens import Caller, Tokens
 from trainer.version import __version__
 
@@ -43,81 +55,10 @@ PAGE = {
 SHOWN = 100
 TICK_S, ALIVE_S, MOST_STREAMS = 1.0, 15.0, 32
 """A stream polls and says that it lives so often; so many streams of a token at a time."""
+MOST_WAITING = 100
+"""Submissions that wait for those before them."""
 MAY_SUFFER = 5
 """Seconds after which a refused request may be sent again."""
-
-
-class Failure(BaseModel):
-    """Why a request is refused: a sentence."""
-
-    error: str
-
-
-class NewRun(BaseModel):
-    """A run to submit. ``overrides``: as of ``trainer.run``. ``key``: the same key of this token is the same run."""
-
-    model_config = ConfigDict(extra="forbid")
-    overrides: list[Annotated[str, Field(max_length=1000)]] = Field(
-        max_length=100, examples=[["+recipe=digits_lenet", "epochs=2"]]
-    )
-    key: str | None = Field(None, min_length=1, max_length=100, pattern=r"^[A-Za-z0-9._:-]+$")
-    priority: int = Field(0, ge=-100, le=100)
-
-
-class Submitted(BaseModel):
-    """The run that a submission has made, or had made before with the same key."""
-
-    number: int
-    new: bool
-
-
-class Said(BaseModel):
-    """What was done: a sentence."""
-
-    said: str
-
-
-class Login(BaseModel):
-    """A token, for the page."""
-
-    token: str = Field(max_length=200)
-
-
-class Session(BaseModel):
-    """Who is logged in, and what the page sends as ``x-csrf-token``."""
-
-    name: str
-    csrf: str
-
-
-class Choices(BaseModel):
-    """What can be submitted: recipes with their descriptions, and options by group."""
-
-    recipes: dict[str, str]
-    groups: dict[str, list[str]]
-
-
-class State(BaseModel):
-    """The queue: hosts, and runs; first those that wait or live, in the order in which they start."""
-
-    hosts: list[views.HostView]
-    runs: list[views.RunView]
-
-
-class PointsView(BaseModel):
-    """Points of a run, and the ``after`` that asks for later ones. ``start``: 0 where the file began anew."""
-
-    points: list[dict[str, Any]]
-    start: int
-    next: int
-
-
-class FileView(BaseModel):
-    """A file of a run: bytes, and seconds since 1970."""
-
-    path: str
-    size: int
-    modified: float
 
 
 @dataclass
@@ -137,6 +78,7 @@ class Service:
     act: Callable[[Queue, str, Run], str]
     cookie: str
     streams: dict[str, int] = field(default_factory=dict)
+    submitting: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(AT_A_TIME))
 
     @contextmanager
     def queue(self) -> Iterator[Queue]:
@@ -204,9 +146,13 @@ def list_runs(service: TheService, caller: TheCaller, limit: Annotated[int, Quer
 
 
 @api.post("/runs", status_code=201, responses={**SLOWER, 200: {"model": Submitted, "description": "The key is known"}})
-def submit(service: TheService, caller: TheCaller, new: NewRun, response: Response) -> Submitted:
+async def submit(service: TheService, caller: TheCaller, new: NewRun, response: Response) -> Submitted:
     """Submit a run, as ``python -m trainer submit`` does. What would be refused is refused here."""
-    number, made = service.submitter.submit(caller, new.overrides, new.key, new.priority)
+    if (waiting := service.submitting.statistics().tasks_waiting) >= MOST_WAITING:
+        raise Busy(503, f"{waiting} submissions wait")
+    number, made = await to_thread.run_sync(
+        service.submitter.submit, caller, new.overrides, new.key, new.priority, limiter=service.submitting
+    )
     response.status_code = 201 if made else 200
     return Submitted(number=number, new=made)
 

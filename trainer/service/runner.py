@@ -14,16 +14,15 @@ A run that has become the runner's child or not makes no difference: it is follo
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from trainer.errors import Interrupted, RunFailed, RunPreempted
@@ -31,6 +30,7 @@ from trainer.host import private
 from trainer.host.code_version import code_version
 from trainer.host.engine_tasks import ENGINE, FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines.engine_folder import CODE
+from trainer.service.part_files import PartFiles, locked
 from trainer.service.queue import (
     ALIVE,
     ASSIGNED,
@@ -64,6 +64,8 @@ SHELL = (
     'trap : TERM INT USR1 HUP; "$@"; code=$?; echo $code >"$TRAINER_CODE.new" && mv "$TRAINER_CODE.new" "$TRAINER_CODE"'
 )
 """Runs a command and leaves its exit code in a file. It waits for the command whatever signal comes."""
+GIT_S = 0.1
+"""So long a turn waits for git, which is asked by another thread: a run may start in a later turn."""
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -77,6 +79,8 @@ class Runner:
     def __init__(self, queue: Queue, slots: Slots | None = None, host: str | None = None) -> None:
         self.queue, self.slots = queue, of_this_host() if slots is None else slots
         self.host = this_host(queue.folder) if host is None else host
+        self.versions: dict[tuple[int, int], Future[str]] = {}
+        self.asking = ThreadPoolExecutor(4)
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.asked: dict[int, tuple[str, float]] = {}
         self.boot = BOOT.read_text().strip() if BOOT.exists() else ""
@@ -177,7 +181,7 @@ class Runner:
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
-    def _begin(self, run: Run, files: _Files, lock: int) -> None:
+    def _begin(self, run: Run, files: PartFiles, lock: int) -> None:
         """Start this host's part of a run.
 
         Args:
@@ -188,13 +192,15 @@ class Runner:
             self._set_part(run, meeting=_meeting())
         elif self.host != first and not run.parts[first].meeting:
             return  # the first host says where to meet
+        if (version := self._code_version(run)) is None:
+            return
         number = list(run.parts).index(self.host)
         log = Path(run.log) if number == 0 else Path(run.log).with_name(f"host.{number}.log")
         try:
             files.clear()
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                child = self._process(run, number, files, lock, descriptor)
+                child = self._process(run, number, files, lock, descriptor, version)
             finally:
                 os.close(descriptor)
         except (OSError, subprocess.SubprocessError) as error:
@@ -204,9 +210,23 @@ class Runner:
         self.children[run.number] = child
         self._set_part(run, state=STARTED, boot=self.boot)
 
-    def _process(self, run: Run, number: int, files: _Files, lock: int, log: int) -> subprocess.Popen[bytes]:
+    def _code_version(self, run: Run) -> str | None:
+        """The code that a life of a run starts on; None: git has not answered yet."""
+        life = run.number, run.life
+        if life not in self.versions:
+            self.versions[life] = self.asking.submit(code_version, run.started_in)
+        try:
+            version = self.versions[life].result(GIT_S)
+        except TimeoutError:
+            return None
+        del self.versions[life]
+        return version
+
+    def _process(
+        self, run: Run, number: int, files: PartFiles, lock: int, log: int, now: str
+    ) -> subprocess.Popen[bytes]:
         environment, config = self.queue.start_of(run.number)
-        slots, now = run.parts[self.host].slots, code_version(run.started_in)
+        slots = run.parts[self.host].slots
         environment |= {
             SUBMITTED: OWN,
             RUN_DIR: run.folder,
@@ -223,20 +243,24 @@ class Runner:
         if run.hosts > 1:
             there = self.queue.run(run.number) or run
             address, _, port = next(iter(there.parts.values())).meeting.rpartition(":")
-            environment |= {HOSTS: str(run.hosts), HOST: str(number), "MASTER_ADDR": address, "MASTER_PORT": port}
+            environment |= {HOSTS: str(run.hosts), HOST: str(host), "MASTER_ADDR": address, "MASTER_PORT": port}
         self.queue.set(run.number, ran_on=now)
         begins = f"echo $$ {run.life} >{shlex.quote(str(files.begun))}; "
-        return subprocess.Popen(  # the words of the user's own command  # nosec B603
-            ["/bin/sh", "-c", begins + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
-            cwd=run.started_in,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(lock,),
-            start_new_session=True,
-            preexec_fn=partial(os.sched_setaffinity, 0, slots.cores),
-        )
+        own_cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, slots.cores)  # of this thread, which a child inherits
+        try:
+            return subprocess.Popen(  # the words of the user's own command  # nosec B603
+                ["/bin/sh", "-c", begins + SHELL, "sh", *run.command, "-m", "trainer", *run.words],
+                cwd=run.started_in,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock,),
+                start_new_session=True,
+            )
+        finally:
+            os.sched_setaffinity(0, own_cores)
 
     # -- follow --------------------------------------------------------------------------------------------------------
 
@@ -244,7 +268,7 @@ class Runner:
         """Move this host's part of a run, which has not ended as far as the queue knows."""
         if (child := self.children.get(run.number)) is not None:
             child.poll()  # or it stays a zombie
-        files, part = _Files(self.queue.folder, run.number, self.host), run.parts[self.host]
+        files, part = PartFiles(self.queue.folder, run.number, self.host), run.parts[self.host]
         lock = files.held()
         has_begun = files.life() == run.life
         if lock is None:
@@ -268,7 +292,7 @@ class Runner:
             code = RunPreempted.exit_code
         self._part_ended(run, code)
 
-    def _ask(self, run: Run, files: _Files) -> None:
+    def _ask(self, run: Run, files: PartFiles) -> None:
         """Ask a living part once for what it is to do, and kill it if it does not."""
         if not (what := _stops(run)):
             return
@@ -342,7 +366,7 @@ class Runner:
             Path(run.folder, ENGINE, CODE).write_text(f"{code}\n")
         values = {"state": state, "reason": reason, "code": code, "parts": {}, "ended": time.time()}
         self.queue.move(run.number, (*ALIVE, *WAITING), run.life, **values)
-        _Files(self.queue.folder, run.number, self.host).config.unlink(missing_ok=True)
+        PartFiles(self.queue.folder, run.number, self.host).config.unlink(missing_ok=True)
 
 
 def _stops(run: Run) -> str:
@@ -359,63 +383,6 @@ def _meeting() -> str:
     return f"{own}:{addresses.free_port(own)}"
 
 
-class _Files:
-    """The files of a run's part in the queue's folder."""
-
-    def __init__(self, home: Path, number: int, host: str) -> None:
-        stem = f"{home}/runs/{number}.{host}"
-        self.alive, self.code, self.begun = Path(f"{stem}.alive"), Path(f"{stem}.code"), Path(f"{stem}.begun")
-        self.config = Path(f"{stem}.config")
-
-    def clear(self) -> None:
-        """Remove what an earlier life has left."""
-        for path in (self.code, self.begun):
-            path.unlink(missing_ok=True)
-
-    def held(self) -> int | None:
-        """Take the lock; returns its descriptor, which the run's processes inherit; None: a process of it lives."""
-        return _locked(self.alive)
-
-    def _noted(self) -> tuple[int, int]:
-        """Process group and life of what was started last; zeros: nothing was."""
-        try:
-            group, life = self.begun.read_text().split()
-            return int(group), int(life)
-        except (OSError, ValueError):
-            return 0, 0
-
-    def life(self) -> int:
-        """Return the life that was begun last; 0: none."""
-        return self._noted()[1]
-
-    def exit_code(self) -> int | None:
-        """Return the exit code that the run has left; None: it has left none."""
-        with suppress(OSError, ValueError):
-            return int(self.code.read_text())
-        return None
-
-    def signal(self, number: int) -> bool:
-        """Send a signal to the run's processes, which are a group of their own; returns whether there are any yet."""
-        group = self._noted()[0]
-        try:
-            if group:
-                os.killpg(group, number)
-        except OSError:
-            return False
-        return bool(group)
-
-
 def only_one(folder: Path, host: str | None = None) -> int | None:
     """Take the lock of this host's runner; returns its descriptor; None: there is a runner."""
-    return _locked(folder / f"runner.{host or this_host(folder)}.lock")
-
-
-def _locked(path: Path) -> int | None:
-    """Take the lock of a file for as long as the descriptor is open that is returned; None: another process has it."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock
+    return locked(folder / f"runner.{host or this_host(folder)}.lock")

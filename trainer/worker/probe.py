@@ -67,11 +67,7 @@ def probe(
         _check_sizes(config, model)
         if not any(p.requires_grad for p in model.parameters()):
             raise UserError(f"model._target_={config.model['_target_']}", "has no parameters to train")
-        _check_residual_blocks(config, model)
-        if config.recompute != "none":
-            from trainer.models.recomputed import check
-
-            check(config, model)
+        _check_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
         unfused, unfused_by_auto = _unfused(config, device, model, optimizer, names)
         if any(tables(model)):
@@ -313,8 +309,12 @@ def _check_zero_init_of_weights(config: RunConfig) -> None:
             )
 
 
-def _check_residual_blocks(config: RunConfig, model: nn.Module) -> None:
-    """Refuse ``model.zero_init_residual=true`` for a model that has no norms to set to zero."""
+def _check_blocks(config: RunConfig, model: nn.Module) -> None:
+    """Refuse ``recompute`` without blocks, and ``model.zero_init_residual=true`` without norms to set to zero."""
+    if config.recompute != "none":
+        from trainer.models.recomputed import check
+
+        check(config, model)
     if not config.model.get("zero_init_residual"):
         return
     from trainer.models.residual import NoResidualBlocks, last_norms
