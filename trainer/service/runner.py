@@ -222,9 +222,7 @@ class Runner:
         del self.versions[life]
         return version
 
-    def _process(
-        self, run: Run, number: int, files: PartFiles, lock: int, log: int, now: str
-    ) -> subprocess.Popen[bytes]:
+    def _process(self, run: Run, host: int, files: PartFiles, lock: int, log: int, now: str) -> subprocess.Popen[bytes]:
         environment, config = self.queue.start_of(run.number)
         slots = run.parts[self.host].slots
         environment |= {
