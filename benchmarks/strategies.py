@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 def carried() -> int:
     """Bytes that the loopback interface has carried so far."""
-    return psutil.net_io_counters(pernic=True)["lo"].bytes_sent
+    return int(psutil.net_io_counters(pernic=True)["lo"].bytes_sent)
 
 
 def peaks(command: subprocess.Popen[str]) -> Iterator[tuple[int, int]]:

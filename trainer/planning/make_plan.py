@@ -64,6 +64,24 @@ def _late_momentum(checked: Checked) -> str:
     )
 
 
+LARGE_BATCH = ("Lars", "Lamb")
+"""Optimizers with a rate for each layer (You et al., 2017, arXiv:1708.03888; 2020, arXiv:1904.00962)."""
+LARGE = 1024
+"""Samples of an update from which they were shown to help."""
+
+
+def _small_batch(checked: Checked) -> str:
+    """A warning about an optimizer for large batches with a small one; usually empty."""
+    name, size = str(checked.config.optimizer.get("_target_")).rpartition(".")[2], checked.update_batch
+    if name not in LARGE_BATCH or size >= LARGE:
+        return ""
+    usual = "momentum" if name == "Lars" else "adamw"
+    return (
+        f"an update of {size} samples is small for {name.upper()}, which its authors have shown from {LARGE} on "
+        f"(optimizer={usual} is what to try first)"
+    )
+
+
 def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Length, chosen: Chosen) -> str:
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
@@ -71,7 +89,16 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
     gpus = machine.about_gpus.concern if checked.device == "cuda" else ""
     takes = taken_by(machine.gpus[: checked.nproc], chosen.precision, model.flops)
     short_of_data = shortage(checked.facts, chosen.decode, chosen.num_workers, model.reads, takes)
-    said = [gpus, model.concern, loss, _late_momentum(checked), checked.classes.said, checked.head, short_of_data]
+    said = [
+        gpus,
+        model.concern,
+        loss,
+        _late_momentum(checked),
+        _small_batch(checked),
+        checked.classes.said,
+        checked.head,
+        short_of_data,
+    ]
     said += short
     return "; ".join(filter(None, said))
 

@@ -93,6 +93,40 @@ class AdagradOptimizer(OptimizerConfig):
 
 
 @dataclass
+class LarsOptimizer(MomentumOptimizer):
+    """optimizer=lars: momentum whose steps are in proportion to the norm of each layer's weights, for large batches."""
+
+    _target_: str = _optimizer("timm.optim.Lars")
+    lr: float = key(1.0, "learning rate that the scheduler multiplies", gt=0)
+    weight_decay: float = key(1e-4, "L2 decay; what is not decayed (norms, biases) takes plain steps of momentum", ge=0)
+    trust_coeff: float = key(0.001, "step of a layer as a share of the norm of its weights, at lr=1", gt=0)
+    eps: float = key(1e-8, "added to the denominator", ge=0)
+
+
+@dataclass
+class LambOptimizer(AdamOptimizer):
+    """optimizer=lamb: Adam whose steps are in proportion to the norm of each layer's weights, for large batches."""
+
+    _target_: str = _optimizer("timm.optim.Lamb")
+    weight_decay: float = key(0.01, "decay; what is not decayed (norms, biases) takes plain steps of Adam", ge=0)
+    eps: float = key(1e-6, "added to the denominator", ge=0)
+    max_grad_norm: Optional[float] = key(
+        None, "clips the whole gradient, as strategy.clip_norm does too (null: it is not clipped here)", gt=0
+    )
+
+
+@dataclass
+class LionOptimizer(OptimizerConfig):
+    """optimizer=lion: steps by the sign of a running mean of the gradient; one number for each parameter."""
+
+    _target_: str = _optimizer("timm.optim.Lion")
+    lr: float = key(0.0001, "learning rate that the scheduler multiplies: about a tenth of Adam's", gt=0)
+    betas: List[float] = key(
+        [0.9, 0.99], "shares of the running mean in the step, and that are kept of it", ge=0, lt=1, length=2
+    )
+
+
+@dataclass
 class TorchOptimizer(OptimizerConfig):
     """optimizer=torch: any of torch.optim's classes."""
 
