@@ -412,7 +412,7 @@ def test_a_full_disk_at_a_validation_costs_the_best_model_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, tries = (
-        best_model.save,
+        best_model.save_by_first,
         iter((OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device"))),
     )
 
@@ -422,7 +422,7 @@ def test_a_full_disk_at_a_validation_costs_the_best_model_alone(
         save(*arguments)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(best_model, "save", full)
+    monkeypatch.setattr(best_model, "save_by_first", full)
     trainer.run(
         [
             "+recipe=digits_lenet",

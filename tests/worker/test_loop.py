@@ -273,6 +273,13 @@ def test_best_model_is_kept_while_it_is_settled() -> None:
     assert run.kept == [2]
 
 
+def test_another_worker_than_the_first_keeps_no_best_model() -> None:
+    run = training([[2], [2]], epochs=2)
+    run.reporting.report.run_dir = None
+    fit(run)
+    assert run.kept == []
+
+
 def test_a_line_averages_the_last_batches_whatever_their_epoch() -> None:
     run = training([[1], [2], [3], [3], [3], [3], [1]], log_every=5, epochs=3)
     fit(run)
