@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
-from trainer.service.queue import Queue, Submission
+from trainer.service import api
+from trainer.service.messages import Choices
+from trainer.service.queue import Queue, Slots, Submission
+from trainer.service.submitting import Submitter
+from trainer.service.tokens import Tokens
 
 SCRIPT = Path(__file__).with_name("fake_run.py")
 
@@ -48,3 +53,27 @@ def add(queue: Queue, tmp_path: Path) -> Callable[..., int]:
         return queue.add([replace(run, **values)])[0]
 
     return put
+
+
+@pytest.fixture
+def tokens(queue: Queue) -> Tokens:
+    return Tokens(queue.folder)
+
+
+@pytest.fixture
+def client(queue: Queue, tokens: Tokens, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+    from trainer.cli.queue_verbs import done
+
+    submitter = Submitter(queue.folder, tmp_path, ["digits_lenet"], quota=1)
+    monkeypatch.setattr("trainer.service.engine.start_runner", lambda folder: None)
+    service = api.Service(
+        queue.folder, tokens, Slots((0, 1), (), 1 << 30), Choices(recipes={}, groups={}), submitter, done, "trainer-1"
+    )
+    app = api.made(service)
+    with TestClient(app, base_url="http://localhost:8080", raise_server_exceptions=False) as found:
+        yield found
+
+
+@pytest.fixture
+def owner(tokens: Tokens) -> dict[str, str]:
+    return {"authorization": f"Bearer {tokens.make('owner')}"}

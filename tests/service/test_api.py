@@ -12,38 +12,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from trainer.errors import UserError
-from trainer.service import allowed, api
-from trainer.service.queue import Queue, Slots
-from trainer.service.submitting import Submitter
+from trainer.service import allowed
+from trainer.service.queue import Queue
 from trainer.service.tokens import FILE, Tokens
-
-
-@pytest.fixture
-def tokens(queue: Queue) -> Tokens:
-    return Tokens(queue.folder)
-
-
-@pytest.fixture
-def client(queue: Queue, tokens: Tokens, tmp_path: Path) -> Iterator[TestClient]:
-    from trainer.cli.queue_verbs import done
-
-    submitter = Submitter(queue.folder, tmp_path, ["digits_lenet"], quota=1)
-    service = api.Service(
-        queue.folder,
-        tokens,
-        Slots((0, 1), (), 1 << 30),
-        api.Choices(recipes={}, groups={}),
-        submitter,
-        done,
-        "trainer-1",
-    )
-    with TestClient(api.made(service), base_url="http://localhost:8080") as found:
-        yield found
-
-
-@pytest.fixture
-def owner(tokens: Tokens) -> dict[str, str]:
-    return {"authorization": f"Bearer {tokens.make('owner')}"}
 
 
 def test_tokens_are_kept_hashed_for_this_user_alone_and_can_be_revoked(tokens: Tokens) -> None:

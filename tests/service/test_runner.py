@@ -79,6 +79,17 @@ def test_runs_get_their_slots_their_log_and_their_exit_code(queue: Queue, add: C
     assert steps(first)[0].startswith("0 GPU-a [0]") and steps(second)[0].startswith("0  [")
 
 
+def test_a_run_that_takes_more_memory_than_was_set_aside_saves_and_ends(queue: Queue, add: Callable[..., int]) -> None:
+    runner, modest = Runner(queue, TWO), add("work", 5, memory=64 << 20)
+    large, deaf = add("large", 10_000, memory=48 << 20), add("deaf", 10_000, memory=48 << 20, grace_s=-14.0)
+    until(queue, runner, modest, (DONE,))
+    run = until(queue, runner, large, OVER)
+    assert (run.state, run.code) == (FAILED, 75) and "and launch.memory sets 48 MiB aside" in run.reason
+    assert "saved" in Path(run.log).read_text()
+    run = until(queue, runner, deaf, OVER)
+    assert (run.state, run.code) == (FAILED, 137) and "sets 48 MiB aside" in run.reason
+
+
 def test_a_git_that_hangs_holds_up_its_own_run_alone(
     queue: Queue, add: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,15 +97,14 @@ def test_a_git_that_hangs_holds_up_its_own_run_alone(
     bin.mkdir()
     (bin / "git").write_text(f'#!/bin/sh\nwhile [ "$2" = {tmp_path} ] && [ ! -e {released} ]; do sleep 0.05; done\n')
     (bin / "git").chmod(0o755)
+    monkeypatch.setattr("trainer.host.code_version.ASK_S", PATIENCE_S)
     monkeypatch.setenv("PATH", f"{bin}:{os.environ['PATH']}")
     (tmp_path / "other").mkdir()
     runner, slow, quick = Runner(queue, TWO), add("work", 5), add("work", 5, started_in=str(tmp_path / "other"))
-    runner.turn()
-    assert (run := queue.run(slow)) is not None and run.state == STARTING and not runner.children.get(slow)
-    assert HERE in queue.hosts() and runner.children[quick], "the turn has gone on"
+    until(queue, runner, quick, (DONE,))
+    assert (run := queue.run(slow)) is not None and run.state == STARTING and HERE in queue.hosts()
     released.touch()
     until(queue, runner, slow, (DONE,))
-    until(queue, runner, quick, (DONE,))
 
 
 def test_a_run_makes_room_and_goes_on_where_it_was(queue: Queue, add: Callable[..., int]) -> None:

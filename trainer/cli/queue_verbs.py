@@ -30,6 +30,8 @@ VERBS = {
     "runner": "[--idle SECONDS] [--leave] [--host NAME]",
 }
 START = "python -m trainer"
+BEGINS_S = 10.0
+"""So long after a submission its runner may need to begin."""
 NAME = 24
 """Letters of a name that ``ps`` shows."""
 SHOWN = 20
@@ -264,6 +266,8 @@ def _print_runs(the_queue: Queue, everything: bool) -> None:
         since = max(0.0, (run.ended or now) - (run.began or run.submitted))
         silent = [host for host in run.parts if host not in hosts and run.state in queue.ALIVE]
         why = f"no runner on {', '.join(silent)}" if silent and not run.reason else run.reason
+        if not hosts and run.state in queue.WAITING and now - run.submitted > BEGINS_S:
+            why = f"no runner: {START} runner"
         name, slots = run.name if len(run.name) <= NAME else f"{run.name[: NAME - 3]}...", _slots_of(run)
         cells.append((str(run.number), run.state, _for(since), name, *([run.user] * of_users), slots, why))
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
@@ -24,7 +24,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trainer.config import redact
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError, why
 from trainer.service import run_files, views
 from trainer.service.guard import Guard
 from trainer.service.messages import (
@@ -41,7 +41,7 @@ from trainer.service.messages import (
 )
 from trainer.service.queue import ALIVE, OVER, WAITING, Queue, Run
 from trainer.service.queue import Slots as OfQueue
-from trainer.service.submitting import AT_A_TIME, Busy, Submitter
+from trainer.service.submitting import AT_A_TIME, Busy, Submitter, queue_of
 from trainer.service.tokens import Caller, Tokens
 from trainer.version import __version__
 
@@ -83,7 +83,7 @@ class Service:
     @contextmanager
     def queue(self) -> Iterator[Queue]:
         """Context manager: the queue, for one request in its thread."""
-        with closing(Queue(self.home)) as queue:
+        with queue_of(self.home) as queue:
             yield queue
 
     def run(self, queue: Queue, number: int) -> Run:
@@ -200,7 +200,8 @@ def _act(service: Service, caller: Caller, verb: str, number: int) -> Said:
 def metrics(service: TheService, number: Number, after: Annotated[int, Query(ge=0, le=LONG)] = 0) -> PointsView:
     """Return the points of a run, oldest first, at most 4 MiB of them; ask again with ``after`` = ``next``."""
     with service.queue() as queue:
-        found = run_files.points(Path(service.run(queue, number).folder), after)
+        run = service.run(queue, number)
+    found = run_files.points(Path(run.folder), after, views.known(run))
     return PointsView(points=found.points, start=found.start, next=found.next)
 
 
@@ -357,6 +358,8 @@ def made(service: Service, hosts: Collection[str] = (), stopping: Callable[[], b
     app.add_exception_handler(AnyHTTPException, _refused)
     app.add_exception_handler(UserError, _wrong)
     app.add_exception_handler(Busy, _busy)
+    app.add_exception_handler(RunFailed, _away)
+    app.add_exception_handler(OSError, _away)
     return Guard(app, service.tokens, service.cookie, hosts)
 
 
@@ -373,6 +376,11 @@ def _refused(request: Request, error: Exception) -> Response:
 
 def _wrong(request: Request, error: Exception) -> Response:
     return _answer(422, str(error))
+
+
+def _away(request: Request, error: Exception) -> Response:
+    """The disk is full, or the queue's file is locked: nothing is wrong with the request."""
+    return _answer(503, f"not now: {why(error)}", {"retry-after": str(MAY_SUFFER)})
 
 
 def _busy(request: Request, error: Exception) -> Response:

@@ -18,6 +18,7 @@ from typing import Any
 
 from fastapi import HTTPException
 
+from trainer.errors import UserError
 from trainer.service.tokens import Caller, Tokens
 
 Scope = MutableMapping[str, Any]
@@ -104,7 +105,10 @@ class Guard:
         path = scope.get("path", "")
         if path != "/openapi.json" and path != "/api" and not path.startswith("/api/"):
             return None
-        return self._caller(headers)
+        try:
+            return self._caller(headers)
+        except UserError as error:
+            raise Refused(503, "the tokens cannot be read: the service's owner knows more") from error
 
     def _caller(self, headers: dict[str, str]) -> Caller:
         scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -37,6 +37,10 @@ class PartFiles:
         except (OSError, ValueError):
             return 0, 0
 
+    def group(self) -> int:
+        """Return the process group that was started last; 0: none."""
+        return self._noted()[0]
+
     def life(self) -> int:
         """Return the life that was begun last; 0: none."""
         return self._noted()[1]
@@ -49,7 +53,7 @@ class PartFiles:
 
     def signal(self, number: int) -> bool:
         """Send a signal to the run's processes, which are a group of their own; returns whether there are any yet."""
-        group = self._noted()[0]
+        group = self.group()
         try:
             if group:
                 os.killpg(group, number)

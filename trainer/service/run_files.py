@@ -172,8 +172,12 @@ class Points:
     next: int
 
 
-def points(folder: Path, after: int) -> Points:
-    """Return the points of a run's ``metrics.jsonl`` after so many of its bytes; from the beginning if it has fewer."""
+def points(folder: Path, after: int, known: Collection[str]) -> Points:
+    """Return the points of a run's ``metrics.jsonl`` after so many of its bytes; from the beginning if it has fewer.
+
+    Args:
+        known: secrets.
+    """
     found: list[dict[str, Any]] = []
     with suppress(NoSuchFile), opened(folder, "metrics.jsonl") as file:
         start = after if after <= os.fstat(file.fileno()).st_size else 0
@@ -183,6 +187,7 @@ def points(folder: Path, after: int) -> Points:
         for line in block.splitlines():
             with suppress(ValueError, RecursionError):
                 if isinstance(point := json.loads(line, parse_constant=lambda text: None), dict):
-                    found.append(point)
+                    has_text = not all(value is None or isinstance(value, (int, float)) for value in point.values())
+                    found.append(redact.hide(point, known) if has_text else point)
         return Points(found, start, start + len(block))
     return Points(found, 0, 0)

@@ -30,6 +30,7 @@ from trainer.host import private
 from trainer.host.code_version import code_version
 from trainer.host.engine_tasks import ENGINE, FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines.engine_folder import CODE
+from trainer.service import memory
 from trainer.service.part_files import PartFiles, locked
 from trainer.service.queue import (
     ALIVE,
@@ -84,6 +85,7 @@ class Runner:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.asked: dict[int, tuple[str, float]] = {}
         self.boot = BOOT.read_text().strip() if BOOT.exists() else ""
+        self.weighed: dict[int, float] = {}
         self.beaten = float("-inf")
         self.stops = 0
         self.said = ""
@@ -273,6 +275,7 @@ class Runner:
             if has_begun and part.state == ASSIGNED:
                 self._set_part(run, state=STARTED, boot=self.boot)
             if has_begun:
+                self._check_memory(run, files)
                 self._ask(run, files)
             return
         try:
@@ -289,6 +292,15 @@ class Runner:
         if code == 128 + signal.SIGTERM and (was_asked or _stops(run)):  # the signal came before Python took it
             code = RunPreempted.exit_code
         self._part_ended(run, code)
+
+    def _check_memory(self, run: Run, files: PartFiles) -> None:
+        """Let a run end whose part here takes more memory than was set aside for it; it is asked to save first."""
+        if not run.memory or run.asked or time.monotonic() - self.weighed.get(run.number, float("-inf")) < BEAT_S:
+            return
+        self.weighed[run.number] = time.monotonic()
+        if (used := memory.of_tree(files.group())) > run.memory:
+            reason = f"took {used >> 20} MiB of memory, and launch.memory sets {run.memory >> 20} MiB aside"
+            self.queue.move(run.number, ALIVE, run.life, asked=LEAVE, reason=reason)
 
     def _ask(self, run: Run, files: PartFiles) -> None:
         """Ask a living part once for what it is to do, and kill it if it does not."""
@@ -334,12 +346,14 @@ class Runner:
         elif RunPreempted.exit_code not in codes:
             self._end(now, DONE, 0, "")
         elif now.asked == LEAVE:
-            self._end(now, FAILED, RunPreempted.exit_code, f"exit code {RunPreempted.exit_code}")
+            self._end(now, FAILED, RunPreempted.exit_code, reason or f"exit code {RunPreempted.exit_code}")
         else:
             self._preempted(now)
 
     def _lost(self, run: Run, restarted: bool) -> None:
-        if run.asked in (CANCEL, LEAVE):
+        if run.asked == LEAVE and run.reason:
+            self._end(run, FAILED, 137, run.reason)
+        elif run.asked in (CANCEL, LEAVE):
             self._end(run, CANCELLED, Interrupted.exit_code, "killed")
         elif restarted:
             self._wait_again(run, "the host has restarted")

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 from trainer.service import allowed, queue
 from trainer.service.tokens import Caller
 
@@ -33,6 +33,21 @@ class Busy(Exception):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+@contextmanager
+def queue_of(home: Path) -> Iterator[queue.Queue]:
+    """Context manager: the queue of a folder, for one request.
+
+    Raises:
+        RunFailed: it cannot be used now.
+    """
+    try:
+        the_queue = queue.Queue(home)
+    except UserError as error:
+        raise RunFailed(error.why) from error
+    with closing(the_queue):
+        yield the_queue
 
 
 class Submitter:
@@ -105,14 +120,14 @@ class Submitter:
         """
         if caller.owner:
             return
-        with closing(queue.Queue(self.home)) as the_queue:
+        with queue_of(self.home) as the_queue:
             runs = the_queue.in_states((*queue.WAITING, *queue.ALIVE))
         own = {key for key in (*self._now, *(run.key or "" for run in runs)) if key.startswith(f"api/{caller.name}/")}
         if len(own) >= self.quota:
             raise Busy(429, f"{caller.name} has {len(own)} runs that wait or live, of {self.quota}")
 
     def _with_key(self, key: str) -> queue.Run | None:
-        with closing(queue.Queue(self.home)) as the_queue:
+        with queue_of(self.home) as the_queue:
             return the_queue.with_key(key)
 
     def _start(self, recipe: str, overrides: Sequence[str], key: str, priority: int) -> None:
@@ -124,6 +139,8 @@ class Submitter:
         if code:
             lines = said.strip().splitlines()
             said = next((line for line in lines if line.startswith("error: ")), (lines or ["no reason"])[-1])
+            if code != UserError.exit_code:
+                raise Busy(503, said.removeprefix("failed: "))
             raise Refused(said.removeprefix("error: "))
 
 

@@ -60,7 +60,7 @@ function showRuns(state) {
     box.setAttribute("aria-label", box.dataset.what);
     box.addEventListener("change", () => { compared[box.checked ? "add" : "delete"](run.number); compare(); });
     button(element("td", "", row), String(run.number), `show ${run.number}`, () => show(run.number));
-    element("td", run.state, row);
+    element("td", run.state, row).className = run.state;
     element("td", run.by ? `${run.name} (${run.by})` : run.name, row);
     const at = run.progress;
     const isKnown = at && at.percent !== null;
@@ -95,7 +95,9 @@ async function show(number) {
     const run = await (await ask(`/api/runs/${number}`)).json();
     if (shown !== number) return;
     $("detail").hidden = false;
+    $("end").textContent = (run.result || {}).error || (run.state === "failed" ? run.reason : "");
     $("title").textContent = `Run ${run.number}: ${run.name}, ${run.state}`;
+    $("title").focus();
     $("command").textContent = run.command;
     $("log").textContent = "";
     $("pictures").replaceChildren();
@@ -103,9 +105,22 @@ async function show(number) {
     draw(number, follow.signal).catch((error) => say(error.message));
     for (const path of run.pictures) picture(number, path);
     await events(`/api/runs/${number}/logs?follow=true&last=65536`, follow.signal, (kind, data) => {
-      if (kind === "line" && shown === number) $("log").append(`${data}\n`);
+      if (kind !== "line" || shown !== number) return;
+      const log = $("log");
+      const atEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
+      log.append(`${data}\n`);
+      if (atEnd) log.scrollTop = log.scrollHeight;
     });
   } catch (error) { if (error.name !== "AbortError") say(error.message); }
+}
+
+function close() {
+  if ($("detail").hidden) return;
+  if (follow) follow.abort();
+  const opener = document.querySelector(`[data-what="show ${shown}"]`);
+  shown = null;
+  $("detail").hidden = true;
+  if (opener) opener.focus();
 }
 
 // All points of a run from a place in its file on; an object that is asked again with itself for later ones.
@@ -180,7 +195,7 @@ async function begin() {
       });
     }
   } catch (error) {
-    say(error.message);
+    say($("login").hidden ? error.message : "Log in with a token. `python -m trainer serve` has printed the first one.");
     if ($("login").hidden) setTimeout(begin, 3000); // the service is away
   }
 }
@@ -194,7 +209,9 @@ $("login").addEventListener("submit", async (event) => {
     $("token").value = "";
     $("login").hidden = true;
     say("");
-    begin();
+    $("close").addEventListener("click", close);
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
+begin();
   } catch (error) { say(error.message); }
 });
 $("logout").addEventListener("click", async () => {
@@ -202,4 +219,6 @@ $("logout").addEventListener("click", async () => {
   await ask("/logout", { method: "POST" });
   location.reload();
 });
+$("close").addEventListener("click", close);
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
 begin();
