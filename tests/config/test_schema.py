@@ -27,8 +27,8 @@ NAMES_SOMETHING = (
     "master_port"
 )
 OF_PARAMETERS_OR_THE_METRIC = (
-    "lr weight_decay momentum eps clip_norm clip_value init_scale initial_accumulator_value min_delta "
-    "lr_find.first lr_find.last"
+    "lr weight_decay momentum eps clip_norm max_grad_norm trust_coeff clip_value init_scale initial_accumulator_value "
+    "min_delta lr_find.first lr_find.last"
 )
 FACTORS = "warmup_start gamma final initial least layer_decay power diverged"
 SHARES = """
