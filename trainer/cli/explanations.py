@@ -308,6 +308,7 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}",
         )
     owners = [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]
+    owners.sort(key=lambda option: option != name)  # optimizer=momentum before others that have a momentum
     declared = keys.find(path)  # without an owner it is a key of the whole group, such as tracking.tags
     if declared is not None and declared.kind is dict and (option in owners or not owners):
         return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
