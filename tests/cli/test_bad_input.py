@@ -27,7 +27,7 @@ NAMED = "+recipe=resnet50_imagefolder ~model.zero_init_residual data.root={made}
 
 NAMES = """
     +recipe=resnet50_flowers | chosen twice | one option => +recipe=resnet50_flowers
-    optimizer=sgdd | optimizer=sgdd | no such option | adamw, lamb, lars, lion, momentum, nesterov, rmsprop, sgd => optimizer=sgd
+    optimizer=sgdd | optimizer=sgdd | no such option | adamw, lamb, lars, lion, momentum => optimizer=sgd
     optimizr=sgd | optimizr=sgd | no such key => optimizer=sgd
     optimizer/foo=sgd | no such => optimizer=sgd
     model@foo=lenet | model@foo=lenet => model=lenet
