@@ -23,14 +23,7 @@ import sys
 
 COMMAND = "trainer.__main__"
 NEEDED = (
-    *(
-        COMMAND,
-        "hydra.main",
-        "trainer.cli.commands",
-        "trainer.cli.submit",
-        "trainer.cli.help",
-        "trainer.service.engine",
-    ),
+    *(COMMAND, "hydra.main", "trainer.cli.commands", "trainer.cli.submit", "trainer.cli.help"),
     *("trainer.service.engine", "trainer.worker.train", "torch._dynamo", "torch._inductor", "torch.onnx"),
 )
 """Modules that a submission imports; the check of a model's optimizer has torch import its compiler."""

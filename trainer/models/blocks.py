@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -54,9 +54,17 @@ def repeated(model: nn.Module) -> list[nn.Module]:
     named = [(name, module) for name, module in named if any(True for _ in module.parameters())]
     times = Counter(type(module) for _, module in named)
     many = {name: module for name, module in named if times[type(module)] > 1}
-    outermost = [m for name, m in many.items() if not any(name.startswith(f"{other}.") for other in many)]
     owners = _times(model)
-    return [one for one in outermost if _times(one).items() <= owners.items()]
+    return [one for one in outermost(many).values() if _times(one).items() <= owners.items()]
+
+
+def outermost(named: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those of these modules that are in none of the others, by name."""
+    return {
+        name: module
+        for name, module in named.items()
+        if not any(name.startswith(f"{other}.") for other in named if other != name)
+    }
 
 
 def _times(module: nn.Module) -> Counter[int]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,21 +15,16 @@ from trainer.checkpoint.tensor_tree import on_device
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import register
-from trainer.strategies.contract import MakeUpdater, Share, Strategy
-from trainer.strategies.process_group import ProcessGroup
-from trainer.strategies.seat import Seat
+from trainer.strategies.contract import MakeUpdater, Share
+from trainer.strategies.in_group import InGroup
 
 
-class Collective(Strategy):
+class Collective(InGroup):
     """A worker of strategy=collective: torch's DDP.
     Buffers are not broadcast in each forward: ``synchronize`` agrees on them where they are read."""
 
     Options = CollectiveStrategy
     options: CollectiveStrategy
-
-    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
-        super().__init__(config, seat)
-        self.group = ProcessGroup(seat, self.options)
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.group.equal_start(model)
@@ -49,9 +43,6 @@ class Collective(Strategy):
             )
         self.memory = register(self.ddp, self.options)
         return self.ddp
-
-    def scatter(self, parts: list[Any] | None) -> Any:
-        return self.group.scatter(parts)
 
     def weight(self, denominator: float) -> float | torch.Tensor:
         return self.group.weight(denominator)
@@ -80,17 +71,8 @@ class Collective(Strategy):
     def step(self, samples: int) -> None:
         self.updater.step()
 
-    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.group.all_reduce_sum(values)
-
-    def wait_for(self, event: torch.cuda.Event) -> None:
-        self.group.wait_for(event)
-
     def synchronize(self) -> None:
         self.group.agree_on_buffers(self.model)
-
-    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.updater.observe(step, metrics)
 
     def rehearses(self) -> bool:
         """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first.
@@ -116,4 +98,4 @@ class Collective(Strategy):
 
     def close(self) -> None:
         self.__dict__.pop("ddp", None)  # its reducer goes before the group
-        self.group.close(self.failed)
+        super().close()

@@ -11,15 +11,15 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.config.schema import LocalSgdStrategy
-from trainer.strategies.contract import MakeUpdater, Share, Strategy
-from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.contract import MakeUpdater, Share
+from trainer.strategies.in_group import InGroup
 from trainer.strategies.seat import Seat
 
 SINCE = "since"
 """In a worker's share of a checkpoint: updates so far; since the last average updates, and the loss's denominators."""
 
 
-class LocalSgd(Strategy):
+class LocalSgd(InGroup):
     """A worker of strategy=local_sgd (Stich, 2019, arXiv:1805.09767).
     The average is weighted by the samples behind each replica, or with class weights by the sum of theirs."""
 
@@ -28,7 +28,6 @@ class LocalSgd(Strategy):
 
     def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
         super().__init__(config, seat)
-        self.group = ProcessGroup(seat, self.options)
         self.updates = 0
         self.since = 0  # the last average: updates, which all workers make, also where one has no sample in them
         self.coming: float | None = None
@@ -39,9 +38,6 @@ class LocalSgd(Strategy):
         self.model, self.updater = model, make_updater(model)
         self.parameters: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
         return model
-
-    def scatter(self, parts: list[Any] | None) -> Any:
-        return self.group.scatter(parts)
 
     def weight(self, denominator: float) -> float:
         self.coming = denominator
@@ -105,19 +101,7 @@ class LocalSgd(Strategy):
         dist.all_reduce(everybody)
         return torch.where(everybody > 0, own / everybody, 1.0 / self.seat.size)
 
-    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.group.all_reduce_sum(values)
-
-    def wait_for(self, event: torch.cuda.Event) -> None:
-        self.group.wait_for(event)
-
     def synchronize(self) -> None:
         if self.since:
             self._average()
         self.group.agree_on_buffers(self.model)
-
-    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.updater.observe(step, metrics)
-
-    def close(self) -> None:
-        self.group.close(self.failed)

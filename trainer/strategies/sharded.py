@@ -26,22 +26,17 @@ from trainer.config.schema import ShardedStrategy
 from trainer.host.sharded import is_sharded, whole
 from trainer.host.transfers import recorded
 from trainer.models.blocks import chosen
-from trainer.strategies.contract import MakeUpdater, Strategy
-from trainer.strategies.process_group import ProcessGroup
-from trainer.strategies.seat import Seat
+from trainer.strategies.contract import MakeUpdater
+from trainer.strategies.in_group import InGroup
 
 DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Sharded(Strategy):
+class Sharded(InGroup):
     """A worker of strategy=sharded. The workers of a shard group meet in each forward and each backward."""
 
     Options = ShardedStrategy
     options: ShardedStrategy
-
-    def __init__(self, config: Mapping[str, Any], seat: Seat) -> None:
-        super().__init__(config, seat)
-        self.group = ProcessGroup(seat, self.options)
 
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
         self.group.equal_start(model)
@@ -73,9 +68,6 @@ class Sharded(Strategy):
             return init_device_mesh(device, (size,), mesh_dim_names=("shard",))
         return init_device_mesh(device, (size // group, group), mesh_dim_names=("replica", "shard"))
 
-    def scatter(self, parts: list[Any] | None) -> Any:
-        return self.group.scatter(parts)
-
     def weight(self, denominator: float) -> float | torch.Tensor:
         """Return 1.0, or if they differ denominator * workers / all: FSDP averages the workers' mean gradients."""
         return self.group.weight(denominator)
@@ -101,17 +93,8 @@ class Sharded(Strategy):
         dist.all_reduce(square, group=self.shards)
         return square.sqrt()
 
-    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
-        return self.group.all_reduce_sum(values)
-
-    def wait_for(self, event: torch.cuda.Event) -> None:
-        self.group.wait_for(event)
-
     def synchronize(self) -> None:
         self.group.agree_on_buffers(self.model)
-
-    def observe(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.updater.observe(step, metrics)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -139,6 +122,3 @@ class Sharded(Strategy):
         if isinstance(node, (list, tuple)):
             return type(node)(self._gathered(one) for one in node)
         return node
-
-    def close(self) -> None:
-        self.group.close(self.failed)

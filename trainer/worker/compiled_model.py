@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from trainer.models.blocks import outermost
 from trainer.planning.chosen import Compiling
 from trainer.run_folder.report import Report
 
@@ -41,13 +42,9 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         if shapes:
             kinds.setdefault((type(module), shapes), []).append((name, module))
     repeated = {name: module for blocks in kinds.values() if len(blocks) >= FEWEST for name, module in blocks}
-    outermost = {
-        name: module
-        for name, module in repeated.items()
-        if not any(name.startswith(f"{other}.") for other in repeated if other != name)
-    }
-    number = sum(any(name in outermost for name, _ in blocks) for blocks in kinds.values())
-    return list(outermost.values()) if number <= MOST_KINDS else []
+    outer = outermost(repeated)
+    number = sum(any(name in outer for name, _ in blocks) for blocks in kinds.values())
+    return list(outer.values()) if number <= MOST_KINDS else []
 
 
 def share_in_blocks(model: nn.Module) -> float:

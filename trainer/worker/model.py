@@ -135,7 +135,18 @@ class Superseded(Exception):
     """Raised within :func:`save` to keep the old file."""
 
 
-class OnHost:
+class Gathered:
+    """A model's state whose tensors are whole, by name: all that safetensors asks of a model."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.state = state
+
+    def state_dict(self) -> Mapping[str, torch.Tensor]:
+        """The tensors by name."""
+        return self.state
+
+
+class OnHost(Gathered):
     """A model's state as copies on the CPU, which come from a GPU together: the host waits once and not for each.
 
     Args:
@@ -149,11 +160,7 @@ class OnHost:
         for event in events:
             wait_for(event)
         own = dict(zip(on_gpu, map(_with_storage, copies), strict=True))
-        self.state = {name: own.get(_place(tensor), tensor) for name, tensor in state.items()}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The copies by name: all that safetensors asks of a model."""
-        return self.state
+        super().__init__({name: own.get(_place(tensor), tensor) for name, tensor in state.items()})
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -167,17 +174,6 @@ def _with_storage(copy: torch.Tensor) -> torch.Tensor:
     if not copy.numel():
         return copy.clone()
     return torch.from_numpy(copy.reshape(-1).view(torch.uint8).numpy()).view(copy.dtype).view(copy.shape)
-
-
-class Gathered:
-    """A model's state whose tensors are whole, by name: all that safetensors asks of a model."""
-
-    def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.state = state
-
-    def state_dict(self) -> Mapping[str, torch.Tensor]:
-        """The tensors by name."""
-        return self.state
 
 
 def save_by_first(

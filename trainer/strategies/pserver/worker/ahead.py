@@ -68,10 +68,8 @@ class Ahead:
         for table in self.tables:
             path = self._paths.get(table.number)
             if path is not None:
-                ids = inputs[path] if path else inputs
-                readable = ids if on_host is None else on_host[path] if path else on_host
-                once, positions = unique(readable)
-                found[table.number] = (ids, once, on_its_way(positions, ids.device))
+                ids = _input(inputs, path)
+                found[table.number] = (ids, *_distinct(ids, path, on_host))
         return found
 
     def unique(self, table: RemoteTable, ids: torch.Tensor) -> tuple[np.ndarray, torch.Tensor]:
@@ -80,10 +78,9 @@ class Ahead:
         Ids that are an input of the batch are read on the host; others wait for the GPU.
         """
         path = self._paths.get(table.number)
-        if self._on_host is None or path is None or (self._inputs[path] if path else self._inputs) is not ids:
+        if self._on_host is None or path is None or _input(self._inputs, path) is not ids:
             return unique(ids)
-        once, positions = unique(self._on_host[path] if path else self._on_host)
-        return once, on_its_way(positions, ids.device)
+        return _distinct(ids, path, self._on_host)
 
     def learn_path(self, table: RemoteTable, ids: torch.Tensor) -> None:
         """Find out which input of a batch holds a table's ids, so that the next batch's rows can be fetched ahead."""
@@ -134,3 +131,15 @@ class Ahead:
         """Return the rows fetched ahead for a forward's ids, if any: unique ids (U,), positions, rows (U, D); once."""
         ready = self._rows.pop((table.number, id(ids)), None)
         return ready[1:] if ready is not None and ready[0] is ids else None
+
+
+def _input(inputs: Any, path: str) -> torch.Tensor:
+    """The input of a batch with this name; empty: its only one."""
+    found: torch.Tensor = inputs[path] if path else inputs
+    return found
+
+
+def _distinct(ids: torch.Tensor, path: str, on_host: Any) -> tuple[np.ndarray, torch.Tensor]:
+    """The distinct ids (U,) of an input, read on the host if it is there, and their positions on the input's device."""
+    once, positions = unique(ids if on_host is None else _input(on_host, path))
+    return once, on_its_way(positions, ids.device)
