@@ -179,9 +179,9 @@ def test_an_override_that_is_code_a_folder_or_an_address_is_refused(tmp_path: Pa
         allowed.check([*good, word], ["digits_lenet"], tmp_path)
 
 
-def test_the_page_has_no_code_from_elsewhere(client: TestClient) -> None:
+def test_the_page_has_no_code_from_elsewhere(client: TestClient, owner: dict[str, str]) -> None:
     for path in ("/", "/page.js", "/page.css"):
         answer = client.get(path)
         assert answer.status_code == 200 and "//" not in answer.text.replace("// ", "")
         assert "script-src 'self'" in answer.headers["content-security-policy"]
-    assert client.get("/docs").status_code == 404
+    assert client.get("/docs").status_code == 401 and client.get("/docs", headers=owner).status_code == 404

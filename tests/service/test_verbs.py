@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.runs import trainer
 from trainer.cli import queue_verbs
 from trainer.errors import UserError
+from trainer.service.queue import Queue, Slots
 
 DIGITS = ("+recipe=digits_lenet", "epochs=1", "tracking=none")
 
@@ -53,7 +55,7 @@ def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: p
     done = trainer("submit", *DIGITS, "hydra.run.dir=run", "--key", "mine", cwd=tmp_path)
     assert done.returncode == 0 and "logs -f 1" in done.stdout, done.stdout + done.stderr
     again = trainer("submit", *DIGITS, "hydra.run.dir=other", "--key", "mine", cwd=tmp_path)
-    assert "launch.once=mine is run 1 already" in again.stdout and not (tmp_path / "other").exists()
+    assert "key mine is run 1 already" in again.stdout and not (tmp_path / "other").exists()
     lines = trainer("logs", "-f", "mine", cwd=tmp_path, timeout=120)
     assert lines.returncode == 0 and "[Epoch 0] validation loss" in lines.stdout
     assert re.search(r"^ +1  done ", trainer("ps", cwd=tmp_path).stdout, re.MULTILINE)
@@ -94,3 +96,28 @@ def stop(folder: Path) -> None:
     for runner in runners:
         runner.terminate()
     psutil.wait_procs(runners, 20)
+
+
+def test_of_several_runs_those_that_can_be_cancelled_are(
+    queue: Queue, add: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(queue.folder))
+    monkeypatch.setattr("trainer.service.engine.start_runner", lambda folder: None)
+    numbers = [add("work", 1) for _ in range(3)]
+    queue.set(numbers[0], state="done")
+    with pytest.raises(UserError, match=f"cancel {numbers[0]}: it is done"):
+        queue_verbs.answer("cancel", [f"{numbers[0]}-{numbers[2]}"])
+    assert [run.asked for run in queue.newest(3)] == ["", "cancel", "cancel"]
+    assert capsys.readouterr().out.splitlines() == [f"run {number} is asked to end" for number in numbers[1:]]
+
+
+def test_ps_says_that_no_runner_is_there(
+    queue: Queue, add: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(queue.folder))
+    queue.set(add("work", 1), submitted=0.0)
+    queue_verbs.answer("ps", [])
+    assert "no runner: python -m trainer runner" in capsys.readouterr().out
+    queue.beat("localhost", Slots((0,), (), 1 << 30))
+    queue_verbs.answer("ps", [])
+    assert "no runner" not in capsys.readouterr().out

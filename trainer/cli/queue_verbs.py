@@ -77,11 +77,19 @@ def answer(verb: str, words: Sequence[str]) -> int:
         return 0
     if verb == "runner":
         return _run_runner(the_queue, asked.idle, asked.leave, asked.host)
+    refused: list[UserError] = []
     with streams.answering():
         for run in [run for word in asked.runs for run in _named(the_queue, word)]:
             if verb == "logs":
                 return _logs(the_queue, run, asked.follow)
-            print(done(the_queue, verb, run), flush=True)
+            try:
+                print(done(the_queue, verb, run), flush=True)
+            except UserError as error:  # the others of `cancel 3-5` are asked all the same
+                refused.append(error)
+    for other in refused[1:]:
+        print(f"error: {other}", file=sys.stderr)
+    if refused:
+        raise refused[0]
     return 0
 
 

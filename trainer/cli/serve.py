@@ -91,7 +91,7 @@ def _serve(asked: argparse.Namespace, tokens: object) -> int:
     except (OSError, OverflowError) as error:
         raise UserError(f"--host {asked.host} --port {asked.port}", f"cannot be used: {error}", "--port 0") from error
     port = listener.getsockname()[1]
-    service = _made(asked, port)
+    service = made(asked, f"trainer-{port}")
     server = uvicorn.Server(
         uvicorn.Config(
             api.made(service, asked.allow_host, lambda: server.should_exit),
@@ -119,8 +119,12 @@ def _serve(asked: argparse.Namespace, tokens: object) -> int:
     return 0
 
 
-def _made(asked: argparse.Namespace, port: int) -> Service:
-    """What the routes share, from the command line."""
+def made(asked: argparse.Namespace, cookie: str) -> Service:
+    """What the routes share, from the command line.
+
+    Args:
+        cookie: name of the login's.
+    """
     from trainer.cli import help, queue_verbs
     from trainer.service import allowed, api, queue
     from trainer.service.messages import Choices
@@ -152,7 +156,7 @@ def _made(asked: argparse.Namespace, port: int) -> Service:
             asked.quota,
         ),
         act=queue_verbs.done,
-        cookie=f"trainer-{port}",
+        cookie=cookie,
     )
 
 

@@ -21,6 +21,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trainer.config import redact
@@ -52,6 +53,7 @@ PAGE = {
     "page.js": "text/javascript",
     "curves.js": "text/javascript",
 }
+WITHOUT_TOKEN = ("", "/login", "/logout", *(f"/{name}".replace("/page.html", "/") for name in PAGE))
 SHOWN = 100
 TICK_S, ALIVE_S, MOST_STREAMS = 1.0, 15.0, 32
 """A stream polls and says that it lives so often; so many streams of a token at a time."""
@@ -336,7 +338,7 @@ def logout(service: TheService, response: Response) -> None:
 
 def page(request: Request) -> Response:
     """The page, which holds no data."""
-    name = request.url.path.strip("/") or "page.html"
+    name = get_route_path(request.scope).strip("/") or "page.html"
     return Response(resources.files("trainer.service").joinpath("page", name).read_bytes(), media_type=PAGE.get(name))
 
 
@@ -360,7 +362,7 @@ def made(service: Service, hosts: Collection[str] = (), stopping: Callable[[], b
     app.add_exception_handler(Busy, _busy)
     app.add_exception_handler(RunFailed, _away)
     app.add_exception_handler(OSError, _away)
-    return Guard(app, service.tokens, service.cookie, hosts)
+    return Guard(app, service.tokens, service.cookie, WITHOUT_TOKEN, hosts)
 
 
 def _invalid(request: Request, error: Exception) -> Response:

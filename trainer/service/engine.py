@@ -58,7 +58,7 @@ class LocalQueue(Submitter):
         runs = self._runs(job)
         the_queue = queue.Queue()
         if self.options.once and (before := the_queue.with_key(self.options.once)) is not None:
-            print(f"launch.once={self.options.once} is run {before.number} already, in {before.folder}: {before.state}")
+            print(f"key {self.options.once} is run {before.number} already, in {before.folder}: {before.state}")
             return QueuedRun(the_queue, before.number)
         folders = [Path(run.folder, ENGINE) for run in runs]
         for folder in folders:

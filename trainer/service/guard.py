@@ -4,8 +4,8 @@
    rebound to 127.0.0.1 still sends that name.
 2. Origin, where a browser sends one, is this same host.
 3. The body is at most ``MOST_BYTES``.
-4. Below ``/api`` and for ``/openapi.json``: a token, or a login's cookie together with its csrf value. A cookie alone
-   opens nothing, so that a form or a link of another site does nothing.
+4. For all paths but those of the page and the login: a token, or a login's cookie together with its csrf value. A
+   cookie alone opens nothing, so that a form or a link of another site does nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from fastapi import HTTPException
+from starlette._utils import get_route_path
 
 from trainer.errors import UserError
 from trainer.service.tokens import Caller, Tokens
@@ -54,12 +55,20 @@ class Guard:
     """The middleware.
 
     Args:
-        app: what answers. tokens: those that open it. cookie: its name. hosts: further names of this service.
+        app: what answers. tokens: those that open it. cookie: its name. without_token: paths of the page and the
+        login. hosts: further names of this service.
     """
 
-    def __init__(self, app: App, tokens: Tokens, cookie: str, hosts: Collection[str] = ()) -> None:
-        self.app, self.tokens, self.cookie = app, tokens, cookie
+    def __init__(
+        self, app: App, tokens: Tokens, cookie: str, without_token: Collection[str], hosts: Collection[str] = ()
+    ) -> None:
+        self.app, self.tokens, self.cookie, self.open = app, tokens, cookie, frozenset(without_token)
         self.hosts = LOOPBACK | {host.lower() for host in hosts}
+
+    def is_own(self, host: str) -> bool:
+        """Whether ``NAME`` or ``NAME:PORT`` is a name of this service."""
+        found = HOST.fullmatch(host)
+        return found is not None and found[1].lower() in self.hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -95,15 +104,14 @@ class Guard:
         """
         headers = _headers(scope)
         host = HOST.fullmatch(headers.get("host", ""))
-        if host is None or host[1].lower() not in self.hosts:
+        if host is None or not self.is_own(host[0]):
             raise Refused(403, "Host is no name of this service: start it with --allow-host NAME if it is one")
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host[0]}".lower(), f"https://{host[0]}".lower()):
             raise Refused(403, "Origin is another site")
         if _length(scope) > MOST_BYTES:
             raise Refused(413, f"the body is larger than {MOST_BYTES} bytes")
-        path = scope.get("path", "")
-        if path != "/openapi.json" and path != "/api" and not path.startswith("/api/"):
+        if get_route_path(scope) in self.open:
             return None
         try:
             return self._caller(headers)

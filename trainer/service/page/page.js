@@ -83,7 +83,7 @@ function button(parent, text, what, pressed) {
 
 async function act(number, verb) {
   try {
-    say((await (await ask(`/api/runs/${number}/${verb}`, { method: "POST" })).json()).said);
+    say((await (await ask(`api/runs/${number}/${verb}`, { method: "POST" })).json()).said);
   } catch (error) { say(error.message); }
 }
 
@@ -92,7 +92,7 @@ async function show(number) {
   follow = new AbortController();
   shown = number;
   try {
-    const run = await (await ask(`/api/runs/${number}`)).json();
+    const run = await (await ask(`api/runs/${number}`)).json();
     if (shown !== number) return;
     $("detail").hidden = false;
     $("end").textContent = (run.result || {}).error || (run.state === "failed" ? run.reason : "");
@@ -104,7 +104,7 @@ async function show(number) {
     $("curves").replaceChildren();
     draw(number, follow.signal).catch((error) => say(error.message));
     for (const path of run.pictures) picture(number, path);
-    await events(`/api/runs/${number}/logs?follow=true&last=65536`, follow.signal, (kind, data) => {
+    await events(`api/runs/${number}/logs?follow=true&last=65536`, follow.signal, (kind, data) => {
       if (kind !== "line" || shown !== number) return;
       const log = $("log");
       const atEnd = log.scrollTop + log.clientHeight > log.scrollHeight - 40;
@@ -126,7 +126,7 @@ function close() {
 // All points of a run from a place in its file on; an object that is asked again with itself for later ones.
 async function points(number, before = { points: [], next: 0 }) {
   for (;;) {
-    const found = await (await ask(`/api/runs/${number}/metrics?after=${before.next}`)).json();
+    const found = await (await ask(`api/runs/${number}/metrics?after=${before.next}`)).json();
     before = { points: found.start === 0 ? found.points : [...before.points, ...found.points], next: found.next };
     if (!found.points.length) return before;
   }
@@ -152,7 +152,7 @@ async function compare() {
   if (compared.size < 2) return;
   try {
     const numbers = [...compared].sort((a, b) => a - b);
-    const runs = await Promise.all(numbers.map(async (number) => (await ask(`/api/runs/${number}`)).json()));
+    const runs = await Promise.all(numbers.map(async (number) => (await ask(`api/runs/${number}`)).json()));
     const lines = await Promise.all(numbers.map(async (number) => labelled(number, await points(number))));
     $("legend").replaceChildren(...numbers.map((number, n) => {
       const name = element("span", `run ${number}  `);
@@ -177,7 +177,7 @@ async function compare() {
 
 async function picture(number, path) {
   const parts = path.split("/").map(encodeURIComponent).join("/");
-  const blob = await (await ask(`/api/runs/${number}/files/${parts}`)).blob();
+  const blob = await (await ask(`api/runs/${number}/files/${parts}`)).blob();
   if (shown !== number) return;
   const made = element("img", "", $("pictures"));
   made.alt = path;
@@ -188,7 +188,7 @@ async function picture(number, path) {
 async function begin() {
   try {
     for (;;) {
-      await events("/api/events", undefined, (kind, state) => {
+      await events("api/events", undefined, (kind, state) => {
         $("login").hidden = true;
         $("main").hidden = $("logout").hidden = false;
         showRuns(state);
@@ -204,7 +204,7 @@ $("login").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
     const body = JSON.stringify({ token: $("token").value });
-    const answer = await ask("/login", { method: "POST", body, headers: { "content-type": "application/json" } });
+    const answer = await ask("login", { method: "POST", body, headers: { "content-type": "application/json" } });
     localStorage.setItem("csrf", (await answer.json()).csrf);
     $("token").value = "";
     $("login").hidden = true;
@@ -216,7 +216,7 @@ begin();
 });
 $("logout").addEventListener("click", async () => {
   localStorage.removeItem("csrf");
-  await ask("/logout", { method: "POST" });
+  await ask("logout", { method: "POST" });
   location.reload();
 });
 $("close").addEventListener("click", close);
