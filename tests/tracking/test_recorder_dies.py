@@ -69,6 +69,8 @@ class Played:
                 self.follower.go_back(one["points"])
 
     def dies(self) -> None:
+        if self.follower is not None and self.follower.ledger is not None:
+            self.follower.ledger.file.file.close()  # as the system does, without what still waits
         self.follower = None
 
     def writes(self) -> None:

@@ -21,13 +21,12 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, 
 from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
-from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException as AnyHTTPException
 
 from trainer.config import redact
 from trainer.errors import RunFailed, UserError, why
 from trainer.service import run_files, views
-from trainer.service.guard import Guard
+from trainer.service.guard import Guard, below
 from trainer.service.messages import (
     Choices,
     Failure,
@@ -338,7 +337,7 @@ def logout(service: TheService, response: Response) -> None:
 
 def page(request: Request) -> Response:
     """The page, which holds no data."""
-    name = get_route_path(request.scope).strip("/") or "page.html"
+    name = below(request.scope).strip("/") or "page.html"
     return Response(resources.files("trainer.service").joinpath("page", name).read_bytes(), media_type=PAGE.get(name))
 
 

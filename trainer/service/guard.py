@@ -17,7 +17,6 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from fastapi import HTTPException
-from starlette._utils import get_route_path
 
 from trainer.errors import UserError
 from trainer.service.tokens import Caller, Tokens
@@ -49,6 +48,11 @@ HEADERS = {
 
 class Refused(HTTPException):
     """The error for a request that no route sees: an HTTP status, and a sentence."""
+
+
+def below(scope: Scope) -> str:
+    """The path of a request below the place where this application is mounted, as ASGI has it in ``root_path``."""
+    return str(scope.get("path", "")).removeprefix(str(scope.get("root_path", "")))
 
 
 class Guard:
@@ -111,7 +115,7 @@ class Guard:
             raise Refused(403, "Origin is another site")
         if _length(scope) > MOST_BYTES:
             raise Refused(413, f"the body is larger than {MOST_BYTES} bytes")
-        if get_route_path(scope) in self.open:
+        if below(scope) in self.open:
             return None
         try:
             return self._caller(headers)

@@ -209,9 +209,7 @@ $("login").addEventListener("submit", async (event) => {
     $("token").value = "";
     $("login").hidden = true;
     say("");
-    $("close").addEventListener("click", close);
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
-begin();
+    begin();
   } catch (error) { say(error.message); }
 });
 $("logout").addEventListener("click", async () => {
