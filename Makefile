@@ -41,9 +41,10 @@ test-long: install-dev
 
 # Both are parts of .ci/run; the tests have a short case of each.
 simulation: install-dev
-	$(BIN)/python -m tests.simulation --seeds 0:20000 --jobs 2
+	$(BIN)/python -m tests.simulation --seeds 0:8000 --jobs 2
 
-# Real engines on this machine, where they are installed: packages slurmctld, slurmd, slurm-client and munge of Debian.
+# Real engines on this machine, where they are installed: packages slurmctld, slurmd, slurm-client, munge and
+# postgresql of Debian.
 engines: install-dev
 	$(BIN)/python -m pytest -rs -m "engines and not long" tests/engines
 

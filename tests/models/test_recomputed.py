@@ -18,9 +18,9 @@ from trainer.models.recomputed import recompute
 RUN = (
     "+recipe=resnet50_random",
     "model=resnet18",
-    "data.image_size=64",
+    "data.image_size=32",
     "data.batch_size=4",
-    "data.batches=3",
+    "data.batches=2",
     "data.val_batches=1",
     "precision=fp64",
     "epochs=1",
@@ -86,9 +86,9 @@ def test_gradients_and_statistics_are_the_same_to_the_bit_and_less_is_kept(kind:
 )
 def test_a_run_ends_with_the_same_weights(more: tuple[str, ...], warm: None, tmp_path: Path) -> None:
     launch = ("launch=forkserver",) if more else ()
-    for name in ("none", "auto", "BasicBlock"):
+    for name in ("none", "auto"):
         ended = runs.trainer(*RUN, *launch, *more, f"recompute={name}", f"hydra.run.dir={name}", cwd=tmp_path)
         assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-3000:]
-    plain, auto, named = (load_file(tmp_path / name / "model.safetensors") for name in ("none", "auto", "BasicBlock"))
-    assert plain.keys() == auto.keys() == named.keys()
-    assert all(torch.equal(plain[key], auto[key]) and torch.equal(plain[key], named[key]) for key in plain)
+    plain, auto = (load_file(tmp_path / name / "model.safetensors") for name in ("none", "auto"))
+    assert plain.keys() == auto.keys()
+    assert all(torch.equal(plain[key], auto[key]) for key in plain)

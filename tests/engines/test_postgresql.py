@@ -78,7 +78,7 @@ def postgresql(tmp_path: Path) -> Iterator[PostgreSQL]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.long
+@pytest.mark.engines
 def test_runs_of_a_database_that_is_killed_have_each_point_once(postgresql: PostgreSQL, tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.store = postgresql.address
