@@ -17,12 +17,14 @@ CLASSES = 7
 SIDE = 8
 
 
-def images(samples: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """(N, 1, 8, 8) float64 noise around one picture per class, and labels (N,)."""
+def images(
+    samples: int, seed: int, shape: tuple[int, int, int] = (1, SIDE, SIDE), noise: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """(N, *shape) float64 noise around one picture per class, and labels (N,)."""
     generator = np.random.default_rng(seed)
-    pictures = np.random.default_rng(99).normal(size=(CLASSES, 1, SIDE, SIDE))
+    pictures = np.random.default_rng(99).normal(size=(CLASSES, *shape))
     labels = generator.integers(CLASSES, size=samples)
-    return pictures[labels] + generator.normal(size=(samples, 1, SIDE, SIDE)), labels
+    return pictures[labels] + noise * generator.normal(size=(samples, *shape)), labels
 
 
 class TinyImages(DataSource):
@@ -30,11 +32,13 @@ class TinyImages(DataSource):
 
     def facts(self, global_batch_size: int) -> Facts:
         train, val = self.config["train_samples"], self.config["val_samples"]
-        return Facts("tiny noise", "tiny", train, val, (1, SIDE, SIDE), CLASSES)
+        side = self.config["side"]
+        return Facts("tiny noise", "tiny", train, val, (self.config["channels"], side, side), CLASSES)
 
     def open(self, facts: Facts) -> Splits:
-        train = [torch.from_numpy(a) for a in images(facts.train_samples, 1)]
-        val = [torch.from_numpy(a) for a in images(facts.val_samples, 2)]
+        shape, noise = facts.shape, self.config["noise"]
+        train = [torch.from_numpy(a) for a in images(facts.train_samples, 1, shape, noise)]
+        val = [torch.from_numpy(a) for a in images(facts.val_samples, 2, shape, noise)]
         kind = Augmented if self.config["augment"] else ArrayDataset
         return Splits(kind(*train), ArrayDataset(*val))
 
