@@ -107,6 +107,30 @@ def test_a_git_that_hangs_holds_up_its_own_run_alone(
     until(queue, runner, slow, (DONE,))
 
 
+def test_a_turn_without_a_change_does_not_read_the_runs_that_wait(queue: Queue, add: Callable[..., int]) -> None:
+    runner = Runner(queue, Slots((0,), (), 1 << 40))
+    until(queue, runner, first := add("work", 100_000), (RUNNING,))
+    steps: list[int] = []
+    queue._base.set_progress_handler(lambda: steps.append(1), 1)  # called at each instruction of SQLite
+    at_length = {}
+    for length in (10, 300):
+        while len(queue.in_states((QUEUED,))) < length:
+            last = add("work", 1)
+        for _ in range(3):
+            runner.turn()
+        runner.beaten = time.monotonic()  # no sign of life in the turn that counts
+        steps.clear()
+        assert runner.turn()
+        at_length[length] = len(steps)
+    assert 0 < at_length[300] <= 1.1 * at_length[10]  # of the same row, a few more where its index has grown
+    others = Queue(queue.folder)
+    others.move(last, (QUEUED,), asked=CANCEL)
+    until(queue, runner, last, (CANCELLED,))
+    others.move(first, (RUNNING,), asked=CANCEL)
+    others.close()
+    until(queue, runner, first, (CANCELLED,))
+
+
 def test_a_run_makes_room_and_goes_on_where_it_was(queue: Queue, add: Callable[..., int]) -> None:
     runner = Runner(queue, Slots((0,), (), 1 << 40))
     low = add("work", 40)

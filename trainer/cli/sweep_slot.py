@@ -1,7 +1,8 @@
 """A slot process of a sweep: runs one job after another, each in its own folder, as ``python -m trainer`` would.
 
-It reads lines of JSON from its input: the sweep first, then each job. For each end it writes a line to the descriptor
-that its first argument names. A job's lines go to ``engine/log`` in its folder.
+It reads lines of JSON from its input: the sweep first, then each job. For each end it writes a line to a descriptor.
+A job's lines go to ``engine/log`` in its folder. Its arguments are the process of the sweep, with which it ends, the
+number of the descriptor, and its cores.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def main() -> None:
     """Read the sweep and its jobs from the standard input, and run them."""
     for number in IDLE:
         signal.signal(number, _ignore)
-    answers, cores = int(sys.argv[1]), [int(core) for core in sys.argv[2].split(",") if core]
+    sweep, answers, cores = int(sys.argv[1]), int(sys.argv[2]), [int(core) for core in sys.argv[3].split(",") if core]
     if cores:  # before torch counts them
         os.sched_setaffinity(0, cores)
     from trainer.host.parent_death import end_with
 
-    end_with(os.getppid())
+    end_with(sweep)
     with os.fdopen(os.dup(0)) as jobs:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -102,7 +102,9 @@ def reading_process(number: int) -> None:
     The slots need a number of their own: ``Streamed`` clears torch's worker info, so that the user's code does not
     split the stream a second time.
     """
-    end_with(os.getppid())
+    parent = multiprocessing.parent_process()
+    assert parent is not None and parent.pid is not None
+    end_with(parent.pid)  # os.getppid() is another process if it is dead already
     for request in NUMBERS:  # a scheduler signals the whole process group, and the worker reads until it has saved
         signal.signal(request, signal.SIG_IGN)
     about = get_worker_info()

@@ -30,11 +30,14 @@ def end_with(pid: int) -> None:
 def killed_with_parent() -> Callable[[], None]:
     """Return what a new child calls, after a fork or as ``preexec_fn``, to be killed when its parent dies.
 
-    The C library is loaded here: the child of a process with threads may do next to nothing.
+    The C library is loaded here: the child of a process with threads may do next to nothing. The parent, which is this
+    process, may die before its child can ask for the signal.
     """
-    libc = ctypes.CDLL(None)
+    libc, parent = ctypes.CDLL(None), os.getpid()
 
     def call() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     return call

@@ -119,7 +119,7 @@ class SlotProcess:
         own = {"CUDA_VISIBLE_DEVICES": ",".join(slots.gpus)} if slots.gpus else {}
         try:
             self.process = subprocess.Popen(  # this interpreter with this package's module; no shell  # nosec B603
-                [sys.executable, "-m", MODULE, str(its), ",".join(map(str, slots.cores))],
+                [sys.executable, "-m", MODULE, str(os.getpid()), str(its), ",".join(map(str, slots.cores))],
                 env={**os.environ, **own},
                 stdin=subprocess.PIPE,
                 stdout=self.screen,

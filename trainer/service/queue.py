@@ -228,6 +228,7 @@ class Queue:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = home() if folder is None else folder
+        self._changes = 0
         what, instead = f"{HOME}={self.folder}", f"{HOME}=FOLDER"
         try:
             (self.folder / "runs").mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -308,6 +309,7 @@ class Queue:
         text = f"INSERT INTO runs ({', '.join(names)}) VALUES ({marks})"  # the names are ours  # nosec B608
         number = self._ask(text, [_stored(name, row.get(name)) for name in names]).lastrowid
         assert number is not None
+        self._changes += 1
         return number
 
     def set(self, number: int, **values: Any) -> None:
@@ -315,6 +317,15 @@ class Queue:
         changes = ", ".join(f"{name} = ?" for name in values)
         text = f"UPDATE runs SET {changes} WHERE number = ?"  # the names are ours  # nosec B608
         self._ask(text, [*(_stored(name, value) for name, value in values.items()), number])
+        self._changes += 1
+
+    def version(self) -> tuple[int, int]:
+        """Return what differs after each change of the runs. It reads none of them.
+
+        What another process writes counts as a change, also a sign of life of its host.
+        """
+        ((others,),) = self._ask("PRAGMA data_version").fetchall()
+        return others, self._changes
 
     def move(self, number: int, before: Sequence[str], in_life: int | None = None, **values: Any) -> bool:
         """Change columns of a run that is in one of these states, and in this life; returns whether it was."""

@@ -87,6 +87,8 @@ class Runner:
         self.boot = BOOT.read_text().strip() if BOOT.exists() else ""
         self.weighed: dict[int, float] = {}
         self.beaten = float("-inf")
+        self.decided_on: tuple[object, ...] = ()
+        self.waits = False
         self.stops = 0
         self.said = ""
 
@@ -152,24 +154,25 @@ class Runner:
             self.beaten = time.monotonic()
         for run in self._here():
             self._follow(run)
-        waiting = [run for run in self.queue.in_states(WAITING) if not self._cancelled(run)]
-        if waiting:
-            self._assign()
+        seen = self.queue.version(), self.queue.hosts()
+        if seen != self.decided_on:  # thousands of runs may wait: they are read only after a change
+            self.waits = self._assign()
+            self.decided_on = seen
             for run in self._here():
                 if run.parts[self.host].state == ASSIGNED:
                     self._follow(run)
-        return bool(waiting or self.queue.in_states(ALIVE))
+        return self.waits or bool(self.queue.in_states(ALIVE))
 
-    def _cancelled(self, run: Run) -> bool:
-        if run.asked not in (CANCEL, LEAVE):
-            return False
-        self._end(run, CANCELLED, Interrupted.exit_code, "while it waited")
-        return True
+    def _assign(self) -> bool:
+        """Give slots to runs that wait, on any host, and ask others to make room. Runners do this one at a time.
 
-    def _assign(self) -> None:
-        """Give slots to runs that wait, on any host, and ask others to make room. Runners do this one at a time."""
+        Returns whether any run waits.
+        """
         with self.queue.change():
-            waiting, alive = self.queue.in_states(WAITING), self.queue.in_states(ALIVE)
+            waits = self.queue.in_states(WAITING)
+            cancelled = [run for run in waits if run.asked in (CANCEL, LEAVE)]
+            waiting = [run for run in waits if run.asked not in (CANCEL, LEAVE)]
+            alive = self.queue.in_states(ALIVE)
             plan = decide({**self.queue.hosts(), self.host: self.slots}, waiting, alive)
             for run in waiting:
                 if (slots := plan.start.get(run.number)) is not None:
@@ -180,6 +183,9 @@ class Runner:
                     self.queue.set(run.number, reason=reason)
             for number in plan.stop:
                 self.queue.set(number, asked=MAKE_ROOM)
+        for run in cancelled:
+            self._end(run, CANCELLED, Interrupted.exit_code, "while it waited")
+        return bool(waiting)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 

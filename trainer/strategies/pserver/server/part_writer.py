@@ -48,7 +48,7 @@ class Forked:
 
     def begin(self, write: Callable[[], None], failed: Tell) -> None:
         """As :class:`PartWriter`."""
-        self._failed, server, die_with_server = failed, os.getpid(), killed_with_parent()
+        self._failed, die_with_server = failed, killed_with_parent()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of a process that has threads
@@ -62,8 +62,7 @@ class Forked:
         code = NOT_TOLD
         with contextlib.suppress(BaseException):
             die_with_server()
-            if os.getppid() == server:
-                code = _in_copy(write, failed)
+            code = _in_copy(write, failed)
         os._exit(code)
 
     def busy(self) -> bool:
