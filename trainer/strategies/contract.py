@@ -379,6 +379,16 @@ class HoldsShards(Protocol):
         the others have empty ones. Collective."""
 
 
+@runtime_checkable
+class SavesPieces(Protocol):
+    """Protocol of a strategy whose workers each write what they hold of the model or the optimizer into their own part
+    of a checkpoint."""
+
+    def pieces(self, state: Any) -> Any:
+        """Return a nested state with a :class:`trainer.host.sharded.Piece` for each tensor that this worker does not
+        hold whole. Nothing is exchanged."""
+
+
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:
     """Context manager: the model of any strategy holds all its parameters, and can be saved."""
     return strategy.whole() if isinstance(strategy, FullModel) else nullcontext()
