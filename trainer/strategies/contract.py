@@ -69,7 +69,7 @@ class Declaration(ABC):
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
     options: StrategyConfig
 
-    worker: ClassVar[str]
+    worker: str
     """``module:class`` of the :class:`Strategy` that runs in each worker."""
 
     entries: ClassVar[Mapping[str, str]] = {}
