@@ -3,6 +3,7 @@ file runs code."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from trainer.checkpoint.tensor_tree import DEEPEST, KINDS, Packed, read
+from trainer.checkpoint.tensor_tree import DEEPEST, KINDS, Packed, outline, read
 from trainer.errors import UserError
+from trainer.host.sharded import Piece
 
 KIND = st.sampled_from(sorted(KINDS, key=str))
 PLAIN = st.one_of(
@@ -167,6 +169,74 @@ def test_as_deep_as_is_written_is_read(tmp_path: Path) -> None:
         state = [state]
     Packed(state).write(tmp_path / "state")
     assert read(tmp_path / "state") == state
+
+
+def written_in_pieces(folder: Path, whole: torch.Tensor, cuts: list[int]) -> Path:
+    """A tensor whose rows three workers have, and one that the last of them has alone; returns the first one's file."""
+    shape, last = tuple(whole.shape), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    for worker, piece in enumerate(whole.split(cuts)):
+        state = {
+            "a": [Piece(piece, (0, 1, 2), shape), worker],
+            "b": Piece(last if worker == 2 else None, (2,), (2, 3, 4, 4), (0, 2, 3, 1)),
+        }
+        packed = Packed({"worker": worker}, pieces=state) if worker else Packed(state)
+        packed.write(folder / f"worker-{worker}.safetensors")
+    torch.save(last, folder / "last")
+    return folder / "worker-0.safetensors"
+
+
+def test_pieces_in_the_files_of_workers_are_read_as_one_tensor_and_by_rows(tmp_path: Path) -> None:
+    whole = torch.randn(5, 3)
+    first = written_in_pieces(tmp_path, whole, [2, 3, 0])
+    last = torch.load(tmp_path / "last")
+    assert_same(read(first), {"a": [whole, 0], "b": last})
+    assert_same(read(tmp_path / "worker-1.safetensors"), {"worker": 1})
+    stored = read(first, stored=True)
+    assert stored["a"][0].shape == (5, 3) and torch.equal(stored["b"].whole(), last)
+    assert steps(stored["b"].whole()) == steps(last)
+    for begin, end in itertools.combinations_with_replacement(range(6), 2):
+        assert torch.equal(stored["a"][0].rows(begin, end), whole[begin:end])
+    assert outline(first, {"a"})["a"][0].shape == (5, 3)
+    with safe_open(tmp_path / "worker-1.safetensors", "pt") as file:
+        assert {name: file.get_tensor(name).shape for name in file.keys()} == {"a.0|piece": (3, 3)}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("lacks", ["a file", "a tensor", "rows"])
+def test_a_piece_that_is_missing_is_named(lacks: str, tmp_path: Path) -> None:
+    first = written_in_pieces(tmp_path, torch.randn(5, 3), [2, 2, 1])
+    if lacks == "a file":
+        (tmp_path / "worker-1.safetensors").unlink()
+    elif lacks == "a tensor":
+        Packed({"worker": 1}).write(tmp_path / "worker-1.safetensors")
+    else:
+        pieces = {"a": [Piece(torch.ones(1, 3), (0, 1, 2), (5, 3))]}
+        Packed({"worker": 1}, pieces=pieces).write(tmp_path / "worker-1.safetensors")
+    with pytest.raises(UserError, match=r"worker-[01]\.safetensors: it cannot be read as a state \("):
+        read(first)
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        ["pieces", "t", [0, 0], [4, 2], []],
+        ["pieces", "t", [], [2, 2], []],
+        ["pieces", "t", ["../state"], [2, 2], []],
+        ["pieces", "t", [True], [2, 2], []],
+        ["pieces", "t", [0], [4, 1], []],
+        ["pieces", "t", [0], [2, 2], [5, 0]],
+        ["pieces", "t", [0], 3, []],
+        ["list", [["pieces", "t", [0], [2, 2], []]] * 2],
+        ["pieces", [], [0], [2, 2], []],
+        ["pieces", "t"],
+    ],
+)
+def test_crafted_pieces_are_refused(crafted: Any, tmp_path: Path) -> None:
+    path = tmp_path / "worker-0.safetensors"
+    save_file({"t": torch.ones(2, 2)}, path, metadata={"tree": json.dumps(["pieces", "t", [0], [2, 2], []])})
+    assert torch.equal(read(path), torch.ones(2, 2))
+    save_file({"t": torch.ones(2, 2)}, path, metadata={"tree": json.dumps(crafted)})
+    with pytest.raises(UserError, match=r"worker-0\.safetensors: it cannot be read as a state \("):
+        read(path)
 
 
 TENSOR = ["tensor", "t"]

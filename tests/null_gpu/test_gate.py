@@ -66,11 +66,7 @@ OTHERS = {
     "ema": Case(2, [*RESNET, "strategy=collective", *EVERYTHING]),
     # its workers meet in each forward of a validation, to leave it together
     "sharded": Case(
-        2,
-        [*RESNET, "strategy=sharded", "strategy.clip_norm=1.0", "ema.decay=0.9"],
-        checkpoint=3,
-        validation=2,
-        average=2,
+        2, [*RESNET, "strategy=sharded", "strategy.clip_norm=1.0", "ema.decay=0.9"], validation=2, average=2
     ),
     "sync_batch_norm": Case(2, [*STACK, "strategy=collective", "strategy.sync_batch_norm=true"]),
     "fp16_not_fused": Case(1, [*STACK, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),

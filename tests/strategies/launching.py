@@ -60,6 +60,8 @@ BASE = (
     "device=cpu",
 )
 
+VARIANTS = {"sharded_optimizer": ("strategy=sharded", "strategy.shard=optimizer")}
+"""Strategies of the suite that are a strategy with an option."""
 SERVERS = {1: 1, 2: 2, 3: 1, 4: 3}
 """Servers of the suite's parameter-server runs, by the number of workers."""
 
@@ -101,7 +103,8 @@ def payload(
 ) -> dict[str, Any]:
     """What the parent hands to the workers for so many of them, as plain data, see ``Assignment.of``."""
     servers = (f"launch.servers={SERVERS[workers]}",) if strategy.startswith("pserver") else ()
-    ready = composed(*base, f"strategy={strategy}", f"launch.nproc={workers}", *servers, *overrides)
+    option = VARIANTS.get(strategy, (f"strategy={strategy}",))
+    ready = composed(*base, *option, f"launch.nproc={workers}", *servers, *overrides)
     return copy.deepcopy(ready.assignment.as_dict())
 
 

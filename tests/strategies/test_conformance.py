@@ -8,7 +8,7 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.strategies.launching import SERVERS, Case, launched, payload, selected
+from tests.strategies.launching import SERVERS, VARIANTS, Case, launched, payload, selected
 from tests.strategies.toy_server import ToyServer
 from tests.strategies.truth import by_hand, replicas, start
 from trainer.cli.compose import folder
@@ -31,6 +31,7 @@ SIZES = {
     "collective": [2, 4],
     "single": [1],
     "sharded": [2, 4],
+    "sharded_optimizer": [2, 4],
     "local_sgd": [2, 4],
     "toy_server": [1, 2, 4],
     "pserver_sync": [1, 2, 4],
@@ -39,9 +40,12 @@ SIZES = {
     "pserver_geo": [1, 2],
     "averaging": [2],
 }
-SWEPT = [("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("sharded", 4), ("collective", 4), ("pserver_sync", 1)]
+SWEPT = [
+    *(("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("sharded", 4), ("sharded_optimizer", 4)),
+    *(("collective", 4), ("pserver_sync", 1)),
+]
 """Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
-GROUPED = ("collective", "sharded", "local_sgd", "averaging")
+GROUPED = ("collective", "sharded", "sharded_optimizer", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 WEIGHTED = ("loss.weight=[3,0.5,0,1,2,0.1,1]",)
 """One class does not count, so that a batch, or a worker's whole update, may have no denominator."""
@@ -220,10 +224,11 @@ def cases(strategy: str, workers: int) -> dict[str, Case]:
     return asked
 
 
-DECLARED: dict[str, type[Declaration]] = {
+DECLARED: dict[str, Any] = {
     "single": builtin.SingleDeclaration,
     "collective": builtin.CollectiveDeclaration,
     "sharded": builtin.ShardedDeclaration,
+    "sharded_optimizer": partial(builtin.ShardedDeclaration, shard="optimizer"),
     "local_sgd": builtin.LocalSgdDeclaration,
     "toy_server": ToyServer,
     "pserver_sync": builtin.PserverSyncDeclaration,
@@ -309,7 +314,7 @@ def test_every_registered_strategy_is_in_this_suite() -> None:
         builtin.StaleDeclaration,
         builtin.EvaluatorsDeclaration,
     } <= set(DECLARED.values())
-    assert options == SIZES.keys() - {"toy_server", "averaging"}
+    assert options == SIZES.keys() - {"toy_server", "averaging", *VARIANTS}
 
 
 @pytest.mark.all

@@ -14,6 +14,7 @@ from torch import nn
 from tests import runs
 from tests.checkpoint.test_identity import back_at
 from tests.strategies.launching import Case, launched
+from trainer.checkpoint import store
 from trainer.errors import UserError
 from trainer.models.blocks import chosen, fits, repeated
 
@@ -69,6 +70,7 @@ def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
     """A chain of runs, each from the checkpoint of the one before, comes where one process does."""
     run(tmp_path, "strategy=single", "hydra.run.dir=alone")
     run(tmp_path, *SHARDED, *more, f"launch.nproc={workers}", "hydra.run.dir=shards")
+    check_divided(tmp_path / "shards", workers, 2 if "strategy.shard_group=2" in more else workers)
     back_at(tmp_path / "shards", 3, tmp_path / "then")
     run(
         tmp_path,
@@ -84,6 +86,18 @@ def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
         for file in ("model.safetensors", "model_ema.safetensors", "checkpoints/best.safetensors"):
             assert distance(tmp_path / "alone", tmp_path / ended, file) < 1e-10, (ended, file)
         assert metrics(tmp_path / ended) == pytest.approx(metrics(tmp_path / "alone"), abs=1e-10)
+
+
+def check_divided(run_dir: Path, workers: int, group: int) -> None:
+    """Each worker of a group has written its shards of the parameters, their average and two numbers of AdamW."""
+    folder = store.newest_whole(run_dir / "checkpoints")
+    assert folder is not None
+    files = [load_file(folder / store.part_of(worker)) for worker in range(workers)]
+    held = [sum(t.numel() for name, t in file.items() if name.endswith("|piece")) for file in files]
+    whole = 4 * sum(tensor.numel() for tensor in load_file(run_dir / "model.safetensors").values())
+    assert sum(held) == whole and held[group:] == [0] * (workers - group)
+    assert max(held) < 1.2 * whole / group
+    assert max(tensor.numel() for name, tensor in files[0].items() if not name.endswith("|piece")) < 10_000
 
 
 def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Nested states (dicts, lists, tuples, numbers, texts, tensors, arrays) as one safetensors file; no code is run.
 
 The tensors are those of the file. The rest is JSON in its metadata (``tree``): plain values are themselves, and all
-others are ``[kind, ...]``, such as ``["tensor", NAME]`` or ``["dict", [[KEY, VALUE], ...]]``.
+others are ``[kind, ...]``, such as ``["tensor", NAME]`` or ``["dict", [[KEY, VALUE], ...]]``. A tensor of which several
+workers have pieces is ``["pieces", NAME, WORKERS, SHAPE, AXES]``: the files of these workers have tensors of that name.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from trainer.checkpoint import store
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.errors import UserError, why
 from trainer.host import json_text
+from trainer.host.sharded import Piece, Stored, each_tensor, order_in_memory, ordered
 
 PLAIN = (str, int, float, bool, type(None))
 DEEPEST = 100
@@ -55,15 +58,17 @@ class Packed:
     Args:
         state: dicts (keys: texts, numbers, tuples of them), lists and tuples of plain values, tensors and numpy arrays.
         pinned: memory for the copies of tensors on a GPU, which :meth:`write` waits for; None: they are waited for now.
+        pieces: a state that is in another worker's file. This file gets the worker's pieces of it.
 
     Raises:
         TypeError: the state holds something else; the message says where.
     """
 
-    def __init__(self, state: Any, pinned: PinnedMemory | None = None) -> None:
+    def __init__(self, state: Any, pinned: PinnedMemory | None = None, pieces: Any = None) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
         self.pinned, self.events, on_gpu = pinned, list[torch.cuda.Event](), dict[str, torch.Tensor]()
         self._later = on_gpu if pinned is not None else None
+        self._keep_pieces(pieces, "")  # first, so that they have the names that the other worker's file says
         self.text = json.dumps(self._plain(state, "", 0))
         if pinned is not None and on_gpu:
             copies, self.events = pinned.fill(list(on_gpu.values()))
@@ -91,10 +96,29 @@ class Packed:
             if self.pinned is not None:
                 self.pinned.release()
 
+    def _keep_pieces(self, node: Any, path: str) -> None:
+        """Keep this worker's pieces in a state."""
+        if isinstance(node, Piece):
+            self._keep_piece(node, path)
+        elif isinstance(node, (Mapping, list, tuple)):
+            for key, one in node.items() if isinstance(node, Mapping) else enumerate(node):
+                self._keep_pieces(one, f"{path}.{key}")
+
+    def _keep_piece(self, piece: Piece, path: str) -> str:
+        """Keep this worker's piece under the name that it has in the file of each worker; returns the name."""
+        if (name := f"{_name(path)}|piece") in self.tensors:
+            raise _not_held(path, "a second tensor under this name")
+        if piece.tensor is not None:
+            self._keep(piece.tensor, path, name)
+        return name
+
     def _plain(self, node: Any, path: str, depth: int) -> Any:
         """The node as JSON; tensors are kept in ``self.tensors``."""
+        if isinstance(node, Piece):
+            return ["pieces", self._keep_piece(node, path), *map(list, (node.workers, node.shape, node.axes))]
         if isinstance(node, torch.Tensor):
-            return ["tensor", self._keep(node, path), *_order(node)]
+            axes = order_in_memory(node)
+            return ["tensor", self._keep(node, path), *([axes] if axes else [])]
         if isinstance(node, np.ndarray):
             return ["array", self._keep(_tensor_of(node, path), path)]
         if isinstance(node, np.generic):
@@ -114,13 +138,13 @@ class Packed:
             return [kind, [self._plain(v, f"{path}.{n}", depth + 1) for n, v in enumerate(node)]]
         raise _not_held(path, f"a {type(node).__module__}.{type(node).__qualname__}")
 
-    def _keep(self, tensor: torch.Tensor, path: str) -> str:
+    def _keep(self, tensor: torch.Tensor, path: str, name: str = "") -> str:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_meta:
             kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
             raise _not_held(path, f"a tensor without plain values ({kind}, {tensor.dtype})")
         if tensor.dtype not in KINDS:
             raise _not_held(path, f"a tensor of {tensor.dtype}")
-        name = _place(path).encode("ascii", "backslashreplace").decode()
+        name = name or _name(path)
         while name in self.tensors or name == "__metadata__":
             name += "'"
         plain = tensor.detach().resolve_conj().resolve_neg()
@@ -130,6 +154,11 @@ class Packed:
         copied = plain.to("cpu", copy=True)
         self.tensors[name] = copied if copied.is_contiguous() else copied.contiguous()
         return name
+
+
+def _name(path: str) -> str:
+    """The name of a tensor in the file, from its place in the state."""
+    return _place(path).encode("ascii", "backslashreplace").decode()
 
 
 def _key(key: Any, path: str) -> Any:
@@ -161,7 +190,7 @@ def _not_held(path: str, what: str) -> TypeError:
     return TypeError(f"{_place(path)} is {what}, which a checkpoint cannot hold")
 
 
-def read(path: Path, keys: Collection[str] | None = None) -> Any:
+def read(path: Path, keys: Collection[str] | None = None, stored: bool = False) -> Any:
     """Read a nested state (dicts, lists, tensors) from the safetensors file that it was written to.
 
     Tensors are copied out of the file, where they are aligned to 8 bytes. Matrix products on memory with another
@@ -169,15 +198,30 @@ def read(path: Path, keys: Collection[str] | None = None) -> Any:
 
     Args:
         keys: read only these keys of the outermost dict; None: all.
+        stored: leave tensors of which several workers have pieces in their files (:class:`Stored`).
 
     Raises:
-        UserError: it is no such file.
+        UserError: it is no such file, or it lacks a piece.
     """
+
+    def together(name: str, workers: Sequence[int], shape: Sequence[int], axes: Sequence[int]) -> Any:
+        found = Stored([_mapped(path.parent / store.part_of(worker), name) for worker in workers], shape, axes)
+        if not found.fits():
+            raise ValueError(f"the pieces of {name} do not make a tensor of {tuple(shape)}")
+        return found if stored else found.whole()
+
     with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
         tree = json_text.loads((file.metadata() or {}).get("tree", ""))
         if keys is not None:
             tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
-        return _Unpacking(lambda name: file.get_tensor(name).clone()).node(tree, 0)
+        return _Unpacking(lambda name: file.get_tensor(name).clone(), together).node(tree, 0)
+
+
+def _mapped(path: Path, name: str) -> torch.Tensor:
+    """A tensor in the memory that a file is mapped to: its values are read where they are used."""
+    with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+        found: torch.Tensor = file.get_tensor(name)
+        return found
 
 
 def outline(path: Path, keys: Collection[str]) -> Any:
@@ -190,7 +234,10 @@ def outline(path: Path, keys: Collection[str]) -> Any:
     with _refusing(path), safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
         tree = json_text.loads((file.metadata() or {}).get("tree", ""))
         tree = ["dict", [pair for pair in _parts(tree, "dict") if _parts(pair)[0] in keys]]
-        empty = _Unpacking(lambda name: torch.empty(file.get_slice(name).get_shape(), device="meta"))
+        empty = _Unpacking(
+            lambda name: torch.empty(file.get_slice(name).get_shape(), device="meta"),
+            lambda name, workers, shape, axes: torch.empty(shape, device="meta"),
+        )
         return empty.node(tree, 0)
 
 
@@ -224,10 +271,11 @@ class _Unpacking:
 
     Args:
         tensor: reads a tensor by its name.
+        together: reads a tensor of which workers have pieces, from its name, these workers, its shape and its axes.
     """
 
-    def __init__(self, tensor: Callable[[str], torch.Tensor]) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Callable[[str], torch.Tensor], together: Callable[..., Any]) -> None:
+        self.tensor, self.together = tensor, together
         self.seen: set[str] = set()
 
     def node(self, node: Any, depth: int) -> Any:
@@ -241,8 +289,10 @@ class _Unpacking:
         if depth > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} deep")
         kind, content, *more = node
+        if kind == "pieces":
+            return self.pieces(content, *more)
         if kind == "tensor" and len(more) <= 1:
-            return _ordered(self.once(content), *more)
+            return ordered(self.once(content), *more)
         if more:
             raise ValueError(f"{len(more)} parts too many")
         if kind == "array":
@@ -258,37 +308,25 @@ class _Unpacking:
 
     def once(self, name: str) -> torch.Tensor:
         """Read a tensor for the first time."""
+        self._see(name)
+        return self.tensor(name)
+
+    def pieces(self, name: str, workers: list[int], shape: list[int], axes: list[int]) -> Any:
+        """Read a tensor from its pieces."""
+        numbers = [number for some in (workers, shape, axes) for number in some]
+        if not workers or any(type(number) is not int or number < 0 for number in numbers):
+            raise ValueError("pieces without numbers")
+        if sorted(set(workers)) != workers:
+            raise ValueError("a worker with two pieces of a tensor")
+        self._see(name)
+        return self.together(name, workers, shape, axes)
+
+    def _see(self, name: str) -> None:
         if name in self.seen:
             raise ValueError("a tensor is named twice")
         self.seen.add(name)
-        return self.tensor(name)
-
-
-def _order(tensor: torch.Tensor) -> list[list[int]]:
-    """The order of the axes in memory, outermost first, as one item; no item if the tensor is contiguous. With
-    channels_last it differs from the shape's order.
-    """
-    if tensor.is_contiguous() or not tensor.numel():
-        return []
-    strides = tensor.stride()
-    axes = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    return [axes] if tensor.permute(axes).is_contiguous() else []
-
-
-def _ordered(tensor: torch.Tensor, axes: list[int] | None = None) -> torch.Tensor:
-    """The tensor with its axes in that order in memory."""
-    if axes is None:
-        return tensor
-    if sorted(axes) != list(range(tensor.dim())):
-        raise ValueError("an order of axes that the tensor does not have")
-    back = [axes.index(axis) for axis in range(len(axes))]
-    return tensor.permute(axes).contiguous().permute(back)
 
 
 def on_device(node: Any, device: torch.device | str) -> Any:
     """A nested state (dicts, lists, tuples) with its tensors moved to a device."""
-    if isinstance(node, torch.Tensor):
-        return node.to(device)
-    if isinstance(node, dict):
-        return {key: on_device(value, device) for key, value in node.items()}
-    return type(node)(on_device(one, device) for one in node) if isinstance(node, (list, tuple)) else node
+    return each_tensor(node, lambda tensor: tensor.to(device))

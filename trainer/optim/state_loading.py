@@ -40,11 +40,7 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
     for stand_in in stand_ins:
         stand_in.requires_grad_().grad = torch.zeros_like(stand_in)
     try:
-        state = optimizer.state
-        begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
-        copies: dict[int, Any] = {id(p): one for p, one in zip(parameters, stand_ins, strict=True)}
-        copies[id(state)] = defaultdict(dict, begun)  # the state is as large as the model: it is not copied
-        tried = copy.deepcopy(optimizer, copies)
+        tried = small_copy(optimizer, stand_ins)
         tried.step()
         kept = [tried.state.get(stand_in, {}) for stand_in in stand_ins]
     except Exception:  # a user's optimizer may need more than a gradient
@@ -52,6 +48,15 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
         return
     for one in kept:
         yield frozenset(key for key, value in one.items() if value is not None)
+
+
+def small_copy(optimizer: torch.optim.Optimizer, stand_ins: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """A copy of an optimizer with a tensor of one element in place of each parameter. It has no hooks."""
+    parameters, state = _parameters(optimizer), optimizer.state
+    begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
+    copies: dict[int, Any] = {id(p): one for p, one in zip(parameters, stand_ins, strict=True)}
+    copies[id(state)] = defaultdict(dict, begun)  # the state is as large as the model: it is not copied
+    return copy.deepcopy(optimizer, copies)
 
 
 def _small(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config import schema
 from trainer.config.instantiate import locate
+from trainer.config.keys import spelled
 from trainer.config.run_config import RunConfig
 from trainer.config.schema.strategy import Entry, PowerSgdOptions
 from trainer.errors import UserError
@@ -120,16 +121,23 @@ class CollectiveDeclaration(Declaration):
 
 
 class ShardedDeclaration(Declaration):
-    """What strategy=sharded declares: torch's FSDP2, each worker holds a shard of parameters and optimizer state."""
+    """What strategy=sharded declares: torch's FSDP2, each worker holds a shard of parameters and optimizer state; or of
+    the optimizer state alone, under DDP."""
 
     Options = schema.ShardedStrategy
     options: schema.ShardedStrategy
     worker = "trainer.strategies.sharded:Sharded"
 
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.whole_model = self.options.shard == "optimizer"
+        if self.whole_model:
+            self.worker = "trainer.strategies.sharded_optimizer:ShardedOptimizer"
+
     @property
     def traits(self) -> Traits:
         exact = self.options.param_dtype == self.options.reduce_dtype == "full"
-        return Traits(exact=exact, scatters=True, skips=True, shards=True)
+        return Traits(exact=exact, scatters=True, skips=True, shards=not self.whole_model)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused, options = super().refuse(config, workers), self.options
@@ -141,7 +149,8 @@ class ShardedDeclaration(Declaration):
             why = f"{workers} workers do not make groups of {group}"
             instead = next(n for n in range(2, workers + 1) if workers % n == 0)
             refused.append(UserError(f"strategy.shard_group={group}", why, f"strategy.shard_group={instead}"))
-        if config.compile is True:
+        refused += self._refuse_unused()
+        if config.compile is True and not self.whole_model:
             why = "strategy=sharded gathers parameters between the parts that torch would compile as one"
             refused.append(UserError("compile=true", why, "compile=false (or strategy=collective)"))
         for key in ("param_dtype", "reduce_dtype"):
@@ -153,12 +162,28 @@ class ShardedDeclaration(Declaration):
             refused.append(UserError("strategy.offload=true", why, "strategy.offload=false"))
         return refused
 
+    def _refuse_unused(self) -> Iterator[UserError]:
+        """Refuse keys that the kind of shards has no use for."""
+        whole, usual = self.whole_model, schema.ShardedStrategy
+        for key in ("wrap", "param_dtype", "offload") if whole else ("find_unused_parameters",):
+            if (value := getattr(self.options, key)) != getattr(usual, key):
+                why = "the model is whole on each worker" if whole else "FSDP takes parameters that a step does not use"
+                instead = f"strategy.{key}={spelled(getattr(usual, key))}"
+                other = "strategy.shard=parameters" if whole else "strategy.shard=optimizer"
+                what = f"strategy.{key}={spelled(value)}"
+                yield UserError(what, f"with strategy.shard={self.options.shard} {why}", f"{instead} (or {other})")
+
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
         if sparse:
             why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
             refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
+        if self.whole_model:
+            if why := locate("trainer.optim.separable:why_not")(optimizer):  # imports torch
+                what, kind = "strategy.shard=optimizer", type(optimizer).__name__
+                refused.append(UserError(what, f"{kind} {why}", "strategy.shard=parameters (or strategy=collective)"))
+            return refused
         scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
         try:
             locate("trainer.models.blocks:chosen")(model, self.options.wrap, "strategy.wrap")  # imports torch

@@ -69,7 +69,7 @@ class Declaration(ABC):
     Options: ClassVar[type[StrategyConfig]] = StrategyConfig
     options: StrategyConfig
 
-    worker: ClassVar[str]
+    worker: str
     """``module:class`` of the :class:`Strategy` that runs in each worker."""
 
     entries: ClassVar[Mapping[str, str]] = {}
@@ -377,6 +377,16 @@ class HoldsShards(Protocol):
     def gathered(self, state: Any) -> Any:
         """Return a nested state (dicts, lists, tensors) with its sharded tensors whole, on the CPU of the first worker;
         the others have empty ones. Collective."""
+
+
+@runtime_checkable
+class SavesPieces(Protocol):
+    """Protocol of a strategy whose workers each write what they hold of the model or the optimizer into their own part
+    of a checkpoint."""
+
+    def pieces(self, state: Any) -> Any:
+        """Return a nested state with a :class:`trainer.host.sharded.Piece` for each tensor that this worker does not
+        hold whole. Nothing is exchanged."""
 
 
 def whole(strategy: Strategy) -> AbstractContextManager[Any]:

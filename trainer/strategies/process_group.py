@@ -60,6 +60,8 @@ class ProcessGroup:
         self.seat, self.options = seat, options
         self.roll_call = RollCall(seat.store.under("roll-call"), seat.rank, seat.size)
         self.batches: Any = None
+        self.on_host: Any = None
+        self.subgroups: list[Any] = []
         self.watch: GpuWatch | None = None
         if seat.device.startswith("cuda") and seat.size > 1:
             self.watch = GpuWatch(options.timeout_s, self._overdue, seat.send_failure)
@@ -153,6 +155,20 @@ class ProcessGroup:
             dist.scatter_object_list(received, parts, 0, group=self.batches)
         return received[0]
 
+    def gather_objects(self, own: Any) -> list[Any]:
+        """Return one object of each worker on the first one, an empty list on the others. They go by the CPU."""
+        found: list[Any] | None = [None] * self.seat.size if self.seat.rank == 0 else None
+        if self.on_host is None:
+            self.on_host = dist.new_group(backend="gloo", timeout=self.limit)
+        dist.gather_object(own, found, 0, group=self.on_host)
+        return found or []
+
+    def subgroup_of(self, size: int) -> dist.ProcessGroup:
+        """Make groups of so many neighbouring workers each; returns the one of this worker."""
+        own, every = dist.new_subgroups(size, timeout=self.limit)
+        self.subgroups += every
+        return own  # type: ignore[no-any-return]
+
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Give all workers the first worker's buffers, or their average, as the options say."""
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():
@@ -178,13 +194,18 @@ class ProcessGroup:
         if not failed or self.seat.size == 1:
             # A thread of Gloo may still hold the group for the exchange that it has just done. If it were the last to
             # let go, the group would end in this thread, wait for the thread itself, and so abort the process.
-            held = [self.batches, dist.group.WORLD]
-            self.batches = None
+            held = [self.batches, self.on_host, *self.subgroups, dist.group.WORLD]
+            self.batches, self.on_host, self.subgroups = None, None, []
             dist.destroy_process_group()
             time.sleep(LETS_GO_S)
             held.clear()
             return
-        for group in (self.batches, dist.group.WORLD):  # Gloo's goes on in its threads, and ends with the process
+        for group in (
+            self.batches,
+            self.on_host,
+            *self.subgroups,
+            dist.group.WORLD,
+        ):  # Gloo's goes on in its threads, and ends with the process
             if group is not None:
                 group.abort()
 

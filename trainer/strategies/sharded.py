@@ -12,7 +12,7 @@ averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.config.schema import ShardedStrategy
-from trainer.host.sharded import is_sharded, whole
+from trainer.host.sharded import Piece, each_tensor, is_sharded, local, whole
 from trainer.host.transfers import recorded
 from trainer.models.blocks import chosen
 from trainer.strategies.contract import MakeUpdater
@@ -101,24 +101,30 @@ class Sharded(InGroup):
     def gathered(self, state: Any) -> Any:
         with self.group.naming_the_missing("the gathering of the model"), torch.no_grad():
             self._reshard()
-            found = self._gathered(state)
+            found = each_tensor(state, self._gathered)
         if self.seat.device.startswith("cuda"):
             self.wait_for(recorded(torch.device(self.seat.device)))
         return found
 
-    def _gathered(self, node: Any) -> Any:
+    def _gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         """One tensor after the other, so that no device holds more than one of them whole. From a GPU they come to
         pinned memory, and are waited for together."""
-        if isinstance(node, torch.Tensor):
-            if not is_sharded(node):
-                return node
-            there = whole(node.detach())
-            if self.seat.rank:
-                return there.new_empty(0)
-            copy = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
-            return copy.copy_(there, non_blocking=True)
-        if isinstance(node, Mapping):
-            return {key: self._gathered(value) for key, value in node.items()}
-        if isinstance(node, (list, tuple)):
-            return type(node)(self._gathered(one) for one in node)
-        return node
+        if not is_sharded(tensor):
+            return tensor
+        there = whole(tensor.detach())
+        if self.seat.rank:
+            return there.new_empty(0)
+        copy = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
+        return copy.copy_(there, non_blocking=True)
+
+    def pieces(self, state: Any) -> Any:
+        self._reshard()
+        return each_tensor(state, self._piece)
+
+    def _piece(self, tensor: torch.Tensor) -> Piece | torch.Tensor:
+        """The shard of a worker of the first shard group, which writes the model for all."""
+        if not is_sharded(tensor):
+            return tensor
+        group = self.options.shard_group or self.seat.size
+        own = local(tensor.detach()) if self.seat.rank < group else None
+        return Piece(own, tuple(range(group)), tuple(tensor.shape))

@@ -27,7 +27,7 @@ from trainer.strategies.seat import Seat
 from trainer.worker.nonfinite import check_parameters
 from trainer.worker.returned import NOT_WRITTEN, Returned
 from trainer.worker.shared_folder import life_of
-from trainer.worker.state import BeforeValidation, save_state
+from trainer.worker.state import BeforeValidation, common_state, save_state
 from trainer.worker.training import Training
 from trainer.worker.training_log import read_line
 
@@ -299,8 +299,10 @@ class Checkpoints:
         folder = life_folder(store.folder_of(self.folder, number), self.life)
         share = run.strategy.save(folder)
         first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
+        whole = first or not self.shared
         try:
-            packed = Packed(vars(save_state(run, share, epoch, first or not self.shared)), self.pinned)
+            pieces = None if whole else common_state(run, share)
+            packed = Packed(vars(save_state(run, share, epoch, whole)), self.pinned, pieces)
         except TypeError as error:  # raised by the state of a user's callback
             raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""

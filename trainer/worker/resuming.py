@@ -14,7 +14,7 @@ from trainer.checkpoint.tensor_tree import read
 from trainer.models.empty_batch import counting
 from trainer.optim.updater import Updater
 from trainer.planning.resume_changes import Measures, completed, moved
-from trainer.strategies.contract import Rehearses
+from trainer.strategies.contract import Rehearses, SavesPieces
 from trainer.strategies.replicas import HasReplicas
 from trainer.strategies.seat import Seat
 from trainer.worker.checkpoints import Checkpoints
@@ -33,7 +33,7 @@ def resume(run: Training, folder: Path, seat: Seat, config: Mapping[str, Any] | 
     """
     if isinstance(run.strategy, Rehearses) and run.strategy.rehearses():
         _rehearse(run)
-    first = WorkerState(**read(folder / store.parts(folder)[0]))
+    first = WorkerState(**read(folder / store.parts(folder)[0], stored=isinstance(run.strategy, SavesPieces)))
     about, servers = store.about(folder), run.strategy.seat.others.servers
     own = _own(folder, first, seat, about.workers, run)
     if bool(about.servers) != bool(servers):

@@ -15,7 +15,7 @@ import torch
 from trainer.checkpoint.tensor_tree import on_device
 from trainer.errors import RunFailed
 from trainer.host.sharded import put
-from trainer.strategies.contract import HoldsShards, Share
+from trainer.strategies.contract import SavesPieces, Share
 from trainer.worker.training import Training
 
 
@@ -62,19 +62,11 @@ def save_state(run: Training, share: Share, epoch: int, whole: bool) -> WorkerSt
         run.watchers.early_stop,
         run.watchers.callbacks,
     )
-    model, average, common = (
-        {name: p.detach() for name, p in run.model.named_parameters()},
-        None if ema is None else ema.state(),
-        share.common,
-    )
-    if isinstance(run.strategy, HoldsShards):
-        model, average, common = run.strategy.gathered((model, average, common))
+    alike = common_state(run, share) if whole else {"model": None, "ema": None, "strategy": None}
     next_epoch = {} if epoch == progress.epoch else {"epoch": epoch, "update": 0}
     return WorkerState(
         progress={**vars(progress), **next_epoch},
-        model=model if whole else None,
-        ema=average if whole else None,
-        strategy=common if whole else None,
+        **alike,
         buffers=dict(run.model.named_buffers()),
         averaged_buffers=[] if ema is None else ema.average[ema.buffers :],
         own=share.own,
@@ -85,6 +77,17 @@ def save_state(run: Training, share: Share, epoch: int, whole: bool) -> WorkerSt
         early_stop=None if early_stop is None else early_stop.state(),
         callbacks=callbacks.state() if callbacks else {},
     )
+
+
+def common_state(run: Training, share: Share) -> dict[str, Any]:
+    """What all workers have alike, or hold in shards: ``model``, ``ema`` and ``strategy`` of :class:`WorkerState`."""
+    average = run.watchers.ema
+    alike = {
+        "model": {name: p.detach() for name, p in run.model.named_parameters()},
+        "ema": None if average is None else average.state(),
+        "strategy": share.common,
+    }
+    return run.strategy.pieces(alike) if isinstance(run.strategy, SavesPieces) else alike
 
 
 def load_state(run: Training, folder: Path, part: WorkerState, first: WorkerState) -> None:

@@ -90,8 +90,8 @@ class ShardedStrategy(GroupStrategy):
     _target_: str = _declaration("trainer.strategies.builtin.ShardedDeclaration")
     shard: str = key(
         "parameters",
-        "what workers hold in shards during an update, beside the optimizer: gradients (ZeRO-2), or parameters too (3)",
-        choices=("gradients", "parameters"),
+        "what workers hold in shards during an update: optimizer alone (ZeRO-1), gradients (2), or parameters too (3)",
+        choices=("optimizer", "gradients", "parameters"),
     )
     shard_group: Optional[int] = key(
         None, "neighbouring workers that hold one model; groups hold replicas (null: all workers)", "workers", ge=1
@@ -108,6 +108,7 @@ class ShardedStrategy(GroupStrategy):
         "full", "what gradients are reduced in: as they are, or 16 bits", choices=("full", "bf16", "fp16")
     )
     offload: bool = key(False, "on GPUs: keep shards and optimizer in the memory of the host")
+    find_unused_parameters: bool = key(False, "with shard=optimizer: the model has parameters that a step may not use")
 
 
 @dataclass
