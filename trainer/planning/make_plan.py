@@ -165,7 +165,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             labels=[*checked.classes.labels],
             predict=_predicted(checked),
         ),
-        model=ModelPlan(model.parameters, config.weights or "", model.part),
+        model=ModelPlan(model.parameters, config.weights or "", model.part, model.rules),
         objective=_objective(checked, model),
         paths=replace(paths, name=config.name, tracking=_tracking_uri(config), own_code=own_code(config)),
         remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, machine, length, chosen)),

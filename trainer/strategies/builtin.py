@@ -119,6 +119,10 @@ class CollectiveDeclaration(Declaration):
         return refused
 
 
+OF_WHOLE_MATRICES = ("Muon",)
+"""Optimizers, ours and torch's, with a rule for whole matrices."""
+
+
 class ShardedDeclaration(Declaration):
     """What strategy=sharded declares: torch's FSDP2, each worker holds a shard of parameters and optimizer state."""
 
@@ -159,6 +163,9 @@ class ShardedDeclaration(Declaration):
         if sparse:
             why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
             refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
+        if type(optimizer).__name__ in OF_WHOLE_MATRICES:
+            why = "strategy=sharded gives each worker a shard of a gradient, and Muon steps by whole matrices"
+            refused.append(UserError("optimizer=muon", why, "strategy=collective (or optimizer=adamw)"))
         scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
         try:
             locate("trainer.models.blocks:chosen")(model, self.options.wrap, "strategy.wrap")  # imports torch

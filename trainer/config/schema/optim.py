@@ -127,6 +127,21 @@ class LionOptimizer(OptimizerConfig):
 
 
 @dataclass
+class MuonOptimizer(AdamWOptimizer):
+    """optimizer=muon: orthogonal steps for the matrices of hidden layers, AdamW for all other parameters."""
+
+    _target_: str = _optimizer("trainer.optim.muon.Muon")
+    momentum: float = key(0.95, "share of the last step of a matrix that is kept", ge=0)
+    nesterov: bool = key(True, "Nesterov's momentum")
+    ns_steps: int = key(5, "steps of Newton-Schulz that make a step of a matrix orthogonal", "steps", ge=1, le=99)
+    scale: str = key(
+        "match_rms_adamw",
+        "size of a matrix's step: as large as AdamW's, with its lr; or the first authors', with lr=0.02",
+        choices=("match_rms_adamw", "original"),
+    )
+
+
+@dataclass
 class TorchOptimizer(OptimizerConfig):
     """optimizer=torch: any of torch.optim's classes."""
 
