@@ -331,6 +331,10 @@ OPTIMIZATION = """
     optimizer=torch optimizer.name=Muon
         takes matrices alone (2 dimensions), and features.0.weight, features.0.bias | classifier.bias are none
         => optimizer=muon
+    launch.nproc=2 strategy=local_sgd optimizer=schedule_free
+        ScheduleFreeAdamW | does not exchange => strategy=collective (or optimizer=adamw)
+    strategy=pserver_geo optimizer=schedule_free_sgd | does not exchange => strategy=collective
+    optimizer=schedule_free ema.decay=0.9 | ema.decay=0.9 | averages the weights itself => ema.decay=null
     launch.nproc=2 strategy=sharded optimizer=muon | optimizer=muon | whole matrices => strategy=collective
     strategy=pserver_sync optimizer=muon | Muon needs them whole => optimizer=sgd
     optimizer=torch optimizer.name=Rprop optimizer.weight_decay=0.1 | optimizer.weight_decay | no such argument

@@ -16,8 +16,11 @@ from trainer.job.ready import Ready
 from trainer.planning.plan import GEO, Resume
 from trainer.wording import sized
 
-SLOTS = {"SGD": 0, "Lars": 0, "Adagrad": 1, "RMSprop": 1, "Lion": 1, "Muon": 1, "Adam": 2, "AdamW": 2, "Lamb": 2}
+KEPT = ("SGD Lars", "Adagrad RMSprop Lion Muon ScheduleFreeSgd", "Adam AdamW Lamb ScheduleFreeAdamW")
+SLOTS = {name: numbers for numbers, names in enumerate(KEPT) for name in names.split()}
 """Numbers that an optimizer keeps for each parameter; Muon two for those that it leaves to AdamW."""
+TRAINS_OTHERS = ("ScheduleFreeSgd", "ScheduleFreeAdamW")
+"""Optimizers with one more number in a checkpoint: the trained weights, beside those that count."""
 MOVED = ("SGD", "RMSprop", "Lars")
 """Optimizers that keep one more number with momentum."""
 MOST_SLOTS = 2
@@ -112,7 +115,7 @@ def _size(ready: Ready) -> tuple[str, float]:
     config, plan, model = ready.checked.config, ready.plan, ready.model
     whole = model.parameters
     averaged = whole if config.ema.decay is not None else 0
-    state = slots(config.node("optimizer")) * model.trained
+    state = saved_slots(config.node("optimizer")) * model.trained
     holders = 1 if plan.strategy.traits.same_everywhere else plan.topology.workers
     at_servers = plan.strategy.traits.tables_at_servers
     if plan.strategy.name == GEO:  # a replica, what the servers had at the last exchange, and the optimizer
@@ -162,3 +165,8 @@ def slots(optimizer: Mapping[str, Any]) -> int:
     """Numbers that the optimizer keeps for each parameter."""
     name = str(optimizer.get("_target_", "")).rpartition(".")[2]
     return SLOTS.get(name, MOST_SLOTS) + (name in MOVED and bool(optimizer.get("momentum")))
+
+
+def saved_slots(optimizer: Mapping[str, Any]) -> int:
+    """Numbers of the optimizer in a checkpoint for each parameter."""
+    return slots(optimizer) + (str(optimizer.get("_target_", "")).rpartition(".")[2] in TRAINS_OTHERS)
