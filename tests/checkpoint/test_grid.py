@@ -68,7 +68,7 @@ ALONE = (
         "early_stop.patience=7",
     ),
     (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
-    (*DIGITS, "execution.val_every_steps=3", "optimizer=muon"),
+    ("+recipe=digits_lenet", "execution.val_every_steps=3", "optimizer=muon"),
     (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
     (*DIGITS, "execution.val_every_steps=2", "optimizer=rmsprop"),
 )

@@ -55,6 +55,9 @@ class Muon(torch.optim.AdamW):
         super().__init__(params, lr=lr, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay)
         self.momentum, self.nesterov, self.ns_steps, self.scale = momentum, nesterov, ns_steps, SCALES[scale]
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's asks every parameter for a state of AdamW
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         """Update all parameters that have a gradient."""
