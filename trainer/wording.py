@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MOST_NAMED = 5
-IRREGULAR = {"batch": "batches", "class": "classes", "process": "processes", "entry": "entries"}
+IRREGULAR = {"batch": "batches", "class": "classes", "process": "processes", "entry": "entries", "matrix": "matrices"}
 
 
 def counted(number: int, thing: str, form: str = "") -> str:

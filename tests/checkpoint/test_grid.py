@@ -61,16 +61,16 @@ ALONE = (
     (*DIGITS, "sampler=class_balanced", "precision=bf16", "optimizer=adamw"),
     (
         *DIGITS,
-        "optimizer=rmsprop",
+        "optimizer=schedule_free",
         "data.prefetch=2",
         "early_stop.metric=val/loss",
         "early_stop.min_delta=100",
         "early_stop.patience=7",
     ),
     (*DIGITS, "scheduler=cosine", "scheduler.warmup_epochs=1"),
-    (*DIGITS, "execution.val_every_steps=3"),
+    ("+recipe=digits_lenet", "execution.val_every_steps=3", "optimizer=muon"),
     (*DIGITS, "sampler=repeated_augmentation", "precision=fp16", "optimizer.momentum=0.9"),
-    (*DIGITS, "execution.val_every_steps=2", "optimizer=adam"),
+    (*DIGITS, "execution.val_every_steps=2", "optimizer=rmsprop"),
 )
 """What else is told to one worker, a cell each."""
 SERVED = (*CLICKS, "launch.nproc=1", "data.lease_batches=2")

@@ -27,7 +27,7 @@ NAMED = "+recipe=resnet50_imagefolder ~model.zero_init_residual data.root={made}
 
 NAMES = """
     +recipe=resnet50_flowers | chosen twice | one option => +recipe=resnet50_flowers
-    optimizer=sgdd | optimizer=sgdd | no such option | adamw, lamb, lars, lion, momentum => optimizer=sgd
+    optimizer=sgdd | optimizer=sgdd | no such option | adamw, lamb, lars, lion, momentum, muon => optimizer=sgd
     optimizr=sgd | optimizr=sgd | no such key => optimizer=sgd
     optimizer/foo=sgd | no such => optimizer=sgd
     model@foo=lenet | model@foo=lenet => model=lenet
@@ -330,7 +330,13 @@ OPTIMIZATION = """
     optimizer=torch optimizer.name=SparseAdam | sparse gradients alone => optimizer.sparse=adam
     optimizer=torch optimizer.name=Muon
         takes matrices alone (2 dimensions), and features.0.weight, features.0.bias | classifier.bias are none
-        => optimizer=adamw
+        => optimizer=muon
+    launch.nproc=2 strategy=local_sgd optimizer=schedule_free
+        ScheduleFreeAdamW | does not exchange => strategy=collective (or optimizer=adamw)
+    strategy=pserver_geo optimizer=schedule_free_sgd | does not exchange => strategy=collective
+    optimizer=schedule_free ema.decay=0.9 | ema.decay=0.9 | averages the weights itself => ema.decay=null
+    launch.nproc=2 strategy=sharded optimizer=muon | optimizer=muon | whole matrices => strategy=collective
+    strategy=pserver_sync optimizer=muon | Muon needs them whole => optimizer=sgd
     optimizer=torch optimizer.name=Rprop optimizer.weight_decay=0.1 | optimizer.weight_decay | no such argument
     optimizer.decay_norms_and_biases=maybe | true or false
     optimizer.lr_factors=3 | a mapping => optimizer.lr_factors={}

@@ -89,6 +89,8 @@ OTHERS = {
         after=2,
     ),
     "nadam": Case(1, [*LENET, "data.labels=side", "strategy=single", "optimizer._target_=torch.optim.NAdam"]),
+    "schedule_free": Case(1, [*STACK, "strategy=single", "optimizer=schedule_free"]),
+    "muon": Case(1, [*STACK, "strategy=single", "optimizer=muon"]),
     "layer_decay": Case(1, [*STACK, "strategy=single", "optimizer.layer_decay=0.9"]),
     # torch's own hook waits after each of its buckets (one here), and for two copies before its first
     "powersgd": Case(

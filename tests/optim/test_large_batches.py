@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from tests import runs
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.instantiate import call_target
+from trainer.job.checkpoint_rows import slots
+from trainer.optim.groups import Rate, optimizer_of
 
 LR, DECAY = 0.1, 0.01
 State = dict[str, torch.Tensor]
@@ -47,13 +49,16 @@ RULES: dict[str, Callable[[torch.Tensor, torch.Tensor, State, int], torch.Tensor
 }
 
 
-def made(name: str, parameters: Any) -> torch.optim.Optimizer:
+def node_of(name: str) -> dict[str, Any]:
     with hydra_app() as app:
         config = compose(
             app, ["+recipe=digits_lenet", f"optimizer={name}", f"optimizer.lr={LR}", f"optimizer.weight_decay={DECAY}"]
         )
-        node = dict(config.optimizer)
-    found: torch.optim.Optimizer = call_target(node, "optimizer", parameters)
+        return dict(config.optimizer)
+
+
+def made(name: str, parameters: Any) -> torch.optim.Optimizer:
+    found: torch.optim.Optimizer = call_target(node_of(name), "optimizer", parameters)
     return found
 
 
@@ -69,6 +74,21 @@ def test_ten_updates_are_those_of_the_paper(name: str) -> None:
         optimizer.step()
         w = RULES[name](w, gradient, state, step)
     torch.testing.assert_close(live.detach(), w, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name", ["sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "lion", "muon"]
+)
+def test_the_plan_counts_what_an_optimizer_keeps(name: str) -> None:
+    """So many tensors like the parameter are in a checkpoint for each of them; of muon, for a hidden matrix."""
+    node = node_of(name)
+    live = torch.ones(5, 7, requires_grad=True)
+    optimizer = optimizer_of(node, [(Rate(matrix=name == "muon"), [live])])
+    live.grad = torch.ones(5, 7)
+    optimizer.step()
+    [state] = optimizer.state_dict()["state"].values() or [{}]
+    kept = [value for value in state.values() if isinstance(value, torch.Tensor) and value.shape == live.shape]
+    assert slots(node) == len(kept)
 
 
 @pytest.mark.all

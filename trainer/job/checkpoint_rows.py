@@ -16,9 +16,12 @@ from trainer.job.ready import Ready
 from trainer.planning.plan import GEO, Resume
 from trainer.wording import sized
 
-SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Adam": 2, "AdamW": 2}
-"""Numbers that an optimizer keeps for each parameter."""
-MOVED = ("SGD", "RMSprop")
+KEPT = ("SGD Lars", "Adagrad RMSprop Lion Muon ScheduleFreeSgd", "Adam AdamW Lamb ScheduleFreeAdamW")
+SLOTS = {name: numbers for numbers, names in enumerate(KEPT) for name in names.split()}
+"""Numbers that an optimizer keeps for each parameter; Muon two for those that it leaves to AdamW."""
+TRAINS_OTHERS = ("ScheduleFreeSgd", "ScheduleFreeAdamW")
+"""Optimizers with one more number in a checkpoint: the trained weights, beside those that count."""
+MOVED = ("SGD", "RMSprop", "Lars")
 """Optimizers that keep one more number with momentum."""
 MOST_SLOTS = 2
 """Numbers for an optimizer that is not in ``SLOTS``."""
@@ -65,7 +68,7 @@ def _held(ready: Ready) -> Iterator[tuple[str, str]]:
         return
     group = getattr(config.strategy, "shard_group", None) or plan.topology.workers
     each = (8 if plan.chosen.precision == "fp64" else 4) / group
-    state = _slots(config.node("optimizer")) * model.trained
+    state = slots(config.node("optimizer")) * model.trained
     parts = {"parameters": model.parameters, "gradients": model.trained, "optimizer state": state}
     held = ", ".join(f"{sized(numbers * each)} of {what}" for what, numbers in parts.items() if numbers)
     yield "shards", f"each worker holds 1/{group}: {held}"
@@ -112,7 +115,7 @@ def _size(ready: Ready) -> tuple[str, float]:
     config, plan, model = ready.checked.config, ready.plan, ready.model
     whole = model.parameters
     averaged = whole if config.ema.decay is not None else 0
-    state = _slots(config.node("optimizer")) * model.trained
+    state = saved_slots(config.node("optimizer")) * model.trained
     holders = 1 if plan.strategy.traits.same_everywhere else plan.topology.workers
     at_servers = plan.strategy.traits.tables_at_servers
     if plan.strategy.name == GEO:  # a replica, what the servers had at the last exchange, and the optimizer
@@ -158,7 +161,12 @@ def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
         )
 
 
-def _slots(optimizer: Mapping[str, Any]) -> int:
+def slots(optimizer: Mapping[str, Any]) -> int:
     """Numbers that the optimizer keeps for each parameter."""
     name = str(optimizer.get("_target_", "")).rpartition(".")[2]
     return SLOTS.get(name, MOST_SLOTS) + (name in MOVED and bool(optimizer.get("momentum")))
+
+
+def saved_slots(optimizer: Mapping[str, Any]) -> int:
+    """Numbers of the optimizer in a checkpoint for each parameter."""
+    return slots(optimizer) + (str(optimizer.get("_target_", "")).rpartition(".")[2] in TRAINS_OTHERS)

@@ -134,6 +134,8 @@ def rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "model", counted(plan.model.parameters, "parameter", ",")
     if plan.model.part:
         yield "  its weights", plan.model.part
+    if plan.model.rules:
+        yield "optimizer", plan.model.rules
     if plan.objective.loss:
         yield (
             "loss",

@@ -17,14 +17,19 @@ from trainer.optim.layers import NORMS, layer_numbers
 from trainer.optim.states import is_fused
 
 NAMES_SHOWN = 4
+MUON = "trainer.optim.muon.Muon"
+MATRIX = "matrix"
+"""Key of a parameter group: Muon updates its parameters as matrices."""
 
 
 @dataclass(frozen=True, order=True)
 class Rate:
-    """How a parameter is updated: its factor on the learning rate, and whether its weights decay."""
+    """How a parameter is updated: its factor on the learning rate, whether its weights decay, and whether
+    ``optimizer=muon`` updates it as a matrix."""
 
     lr: float = 1.0
     decays: bool = True
+    matrix: bool = False
 
 
 def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
@@ -40,10 +45,15 @@ def rates(model: nn.Module, node: Mapping[str, Any]) -> dict[str, Rate]:
     last = max(layers.values(), default=0)
     all_decay = node.get("decay_norms_and_biases") or node.get("weight_decay") == 0
     spared = set() if all_decay else set(undecayed(model))
+    matrices = set()
+    if node.get("_target_") == MUON:
+        from trainer.optim.hidden_matrices import hidden_matrices
+
+        matrices = hidden_matrices(model)
     found = {}
     for name, aliases in _aliases(model).items():
         by_depth = 1.0 if decay is None else float(decay) ** (last - layers[name])
-        found[name] = Rate(_factor(aliases, factors) * by_depth, name not in spared)
+        found[name] = Rate(_factor(aliases, factors) * by_depth, name not in spared, name in matrices)
     return found
 
 
@@ -126,8 +136,12 @@ def optimizer_of(node: Mapping[str, Any], groups: Groups, lr: float | None = Non
         UserError: the optimizer does not take these parameters, or no groups, or cannot be fused.
     """
     groups = groups or [(Rate(), [torch.zeros(1, requires_grad=True)])]
-    plain = len(groups) == 1
-    parameter_groups: list[Any] = groups[0][1] if plain else [{"params": parameters} for _, parameters in groups]
+    plain = len(groups) == 1 and not groups[0][0].matrix
+    parameter_groups: list[Any] = (
+        groups[0][1]
+        if plain
+        else [{"params": parameters, **({MATRIX: True} if rate.matrix else {})} for rate, parameters in groups]
+    )
     optimizer: torch.optim.Optimizer = call_target(
         node, "optimizer", parameter_groups, kind=torch.optim.Optimizer, **({} if lr is None else {"lr": lr})
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from trainer.errors import UserError
+from trainer.optim.states import trains_others
 
 RULES = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 """Values of ``optimizer.sparse`` besides ``auto``; servers use the same names."""
@@ -108,7 +109,10 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
     Raises:
         UserError: ``optimizer.sparse=auto``, and the optimizer has no counterpart that updates touched rows alone.
     """
-    configured, family = str(node.get("sparse", "auto")), FAMILIES.get(type(optimizer), "")
+    configured, family = (
+        str(node.get("sparse", "auto")),
+        FAMILIES.get(type(optimizer), getattr(optimizer, "of_tables", "")),
+    )
     lazy = family and not optimizer.defaults.get("momentum") and not optimizer.defaults.get("amsgrad")
     if configured == "auto" and not lazy:
         raise UserError(
@@ -171,6 +175,16 @@ class DenseAndSparse(torch.optim.Optimizer):
         for part in self.parts.values():
             part.step()
         return loss
+
+    def eval(self) -> None:
+        """Put the weights that count into the model, of parts with such a method."""
+        for part in filter(trains_others, self.parts.values()):
+            part.eval()  # type: ignore[attr-defined]
+
+    def train(self) -> None:
+        """Put the trained weights back."""
+        for part in filter(trains_others, self.parts.values()):
+            part.train()  # type: ignore[attr-defined]
 
     def state_dict(self) -> dict[str, Any]:
         """The states of the dense and the sparse optimizer, by name."""

@@ -12,7 +12,7 @@ import torch
 from trainer.host.sharded import distributed
 from trainer.optim.sparse import DenseAndSparse
 from trainer.optim.state_transfer import BETWEEN, StateKeys, StateTransfer, plan_transfer
-from trainer.optim.states import States, by_name, is_fused, put
+from trainer.optim.states import States, by_name, is_fused, put, trains_others
 
 
 def kind_of(optimizer: torch.optim.Optimizer) -> str:
@@ -41,7 +41,12 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
         stand_in.requires_grad_().grad = torch.zeros_like(stand_in)
     try:
         tried = small_copy(optimizer, stand_ins)
+        modes: Any = tried if trains_others(tried) else None
+        if modes is not None:
+            modes.train()
         tried.step()
+        if modes is not None:  # as in a checkpoint
+            modes.eval()
         kept = [tried.state.get(stand_in, {}) for stand_in in stand_ins]
     except Exception:  # a user's optimizer may need more than a gradient
         yield from [None] * len(parameters)

@@ -124,3 +124,9 @@ def _optimizer_state(saved: Mapping[str, Any]) -> OptimizerState:
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer makes its updates by fused kernels, see :mod:`trainer.optim.fused`."""
     return any(bool(group.get("fused")) for group in optimizer.param_groups)
+
+
+def trains_others(optimizer: Any) -> bool:
+    """Whether an optimizer trains other weights than those that are evaluated, and exchanges them by its methods
+    ``eval`` and ``train``."""
+    return callable(getattr(optimizer, "eval", None)) and callable(getattr(optimizer, "train", None))

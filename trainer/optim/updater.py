@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 
 from trainer.optim.schedules import Plateau
 from trainer.optim.state_loading import kind_of, load_by_name
-from trainer.optim.states import added, groups_by_name
+from trainer.optim.states import added, groups_by_name, trains_others
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ class Updater:
         self.whole_norm: Callable[[torch.Tensor], torch.Tensor] | None = None
         """L2 norm of this worker's part of the gradient -> that of the whole; None: it has the whole."""
         self.steps = 0
+        self.evaluates = False
+        """The model has the weights that count, where the optimizer trains others."""
         self.made_with = self._settings()
+        self._train()
 
     @property
     def sparse_start(self) -> float:
@@ -124,6 +128,30 @@ class Updater:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
 
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        """Context manager: the model has the weights that count, of an optimizer with ``eval()`` and ``train()``."""
+        if self.evaluates:  # a checkpoint within a validation
+            yield
+            return
+        self.evaluate()
+        try:
+            yield
+        finally:
+            self._train()
+
+    def evaluate(self) -> None:
+        """Put the weights that count into the model, of an optimizer with ``eval()`` and ``train()``."""
+        if trains_others(self.optimizer):
+            self.optimizer.eval()  # type: ignore[attr-defined]
+        self.evaluates = True
+
+    def _train(self) -> None:
+        """Put the trained weights back into the model, of an optimizer with ``eval()`` and ``train()``."""
+        if trains_others(self.optimizer):
+            self.optimizer.train()  # type: ignore[attr-defined]
+        self.evaluates = False
+
     def skip(self) -> None:
         """Clear the gradients without applying them. The update still counts for the schedule."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -176,6 +204,7 @@ class Updater:
             self.scaler.load_state_dict({**scaler, **known})
         if self.plateau is not None and plateau is not None:
             self.plateau.load(**plateau)
+        self._train()
 
     def _take_settings(
         self, groups: Mapping[str, tuple[int, Mapping[str, Any]]], made_with: list[dict[str, Any]], same: bool

@@ -66,6 +66,7 @@ def _late_momentum(checked: Checked) -> str:
 
 LARGE_BATCH = ("Lars", "Lamb")
 """Optimizers with a rate for each layer (You et al., 2017, arXiv:1708.03888; 2020, arXiv:1904.00962)."""
+SCHEDULE_FREE = "trainer.optim.schedule_free."
 LARGE = 1024
 """Samples of an update from which they were shown to help."""
 
@@ -82,6 +83,21 @@ def _small_batch(checked: Checked) -> str:
     )
 
 
+def _schedule_free(checked: Checked, model: ModelFacts) -> Iterator[str]:
+    """Yield warnings about what spoils the average of schedule-free optimizers."""
+    config = checked.config
+    if config.mode != "train" or not str(config.optimizer.get("_target_")).startswith(SCHEDULE_FREE):
+        return
+    name = str(config.node("scheduler").get("_target_")).rpartition(".")[2]
+    if name != "Constant":
+        yield f"a rate that falls ({name}) makes the average of schedule_free old (scheduler=constant is meant for it)"
+    if norms := [norm for norm in model.norms if "BatchNorm" in norm]:
+        yield (
+            f"{norms[0]} keeps statistics of the trained weights, and schedule_free validates their average: the "
+            f"validation may be worse than the model"
+        )
+
+
 def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Length, chosen: Chosen) -> str:
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
@@ -95,6 +111,7 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
         loss,
         _late_momentum(checked),
         _small_batch(checked),
+        *_schedule_free(checked, model),
         checked.classes.said,
         checked.head,
         short_of_data,
@@ -165,7 +182,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             labels=[*checked.classes.labels],
             predict=_predicted(checked),
         ),
-        model=ModelPlan(model.parameters, config.weights or "", model.part),
+        model=ModelPlan(model.parameters, config.weights or "", model.part, model.rules),
         objective=_objective(checked, model),
         paths=replace(paths, name=config.name, tracking=_tracking_uri(config), own_code=own_code(config)),
         remarks=Remarks(why, list(checked.lacks), concern=_concern(checked, model, machine, length, chosen)),

@@ -154,12 +154,14 @@ class ModelPlan:
 
     Attributes:
         parameters: their number. weights: the file that is evaluated or predicts; empty in training. part: which part
-        of a file of weights is taken; empty: all of it, or there is none.
+        of a file of weights is taken; empty: all of it, or there is none. rules: which parameters the optimizer updates
+        by which rule; empty: all by one.
     """
 
     parameters: int
     weights: str = ""
     part: str = ""
+    rules: str = ""
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,10 @@ class CollectiveDeclaration(Declaration):
         return refused
 
 
+OF_WHOLE_MATRICES = ("Muon",)
+"""Optimizers, ours and torch's, with a rule for whole matrices."""
+
+
 class ShardedDeclaration(Declaration):
     """What strategy=sharded declares: torch's FSDP2, each worker holds a shard of parameters and optimizer state; or of
     the optimizer state alone, under DDP."""
@@ -184,6 +188,10 @@ class ShardedDeclaration(Declaration):
                 what, kind = "strategy.shard=optimizer", type(optimizer).__name__
                 refused.append(UserError(what, f"{kind} {why}", "strategy.shard=parameters (or strategy=collective)"))
             return refused
+        if type(optimizer).__name__ in OF_WHOLE_MATRICES:
+            why = "strategy=sharded gives each worker a shard of a gradient, and Muon steps by whole matrices"
+            other = "strategy.shard=optimizer (or strategy=collective, or optimizer=adamw)"
+            refused.append(UserError("optimizer=muon", why, other))
         scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
         try:
             locate("trainer.models.blocks:chosen")(model, self.options.wrap, "strategy.wrap")  # imports torch

@@ -97,11 +97,19 @@ class Declaration(ABC):
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         """Return every reason why this strategy cannot work with the built model and the config's optimizer."""
-        unbounded = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)]
+        unbounded, refused = [n for n, m in model.named_modules() if getattr(m, "unbounded", False)], list[UserError]()
         if unbounded and not self.traits.tables_at_servers:
             why = f"strategy={self.name} holds whole tables in its workers, and {unbounded[0]} takes any id"
-            return [UserError("model.table_size=null", why, "strategy=pserver_async (or a number of rows)")]
-        return []
+            refused.append(UserError("model.table_size=null", why, "strategy=pserver_async (or a number of rows)"))
+        if all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train")):  # it trains other weights
+            kind = f"optimizer ({type(optimizer).__name__})"
+            if self.traits.replicas or not self.traits.skips:
+                why = f"it keeps an average of its steps, which strategy={self.name} does not exchange"
+                refused.append(UserError(kind, why, "strategy=collective (or optimizer=adamw)"))
+            if config.ema.decay is not None:
+                why = f"{kind} averages the weights itself"
+                refused.append(UserError(f"ema.decay={config.ema.decay}", why, "ema.decay=null"))
+        return refused
 
     def refuse_inputs(self, names: Collection[str], source: str) -> list[UserError]:
         """Return every reason why this cannot work with these inputs (none: a single one) from that source."""
@@ -258,6 +266,15 @@ class Strategy(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Give every worker the agreed parameters and buffers (before evaluation, saving, export)."""
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Context manager: the model has the weights that count, where the optimizer trains others (schedule_free)."""
+        return self.updater.evaluated() if hasattr(self, "updater") else nullcontext()
+
+    def evaluate(self) -> None:
+        """The same at the end of the training, for good."""
+        if hasattr(self, "updater"):
+            self.updater.evaluate()
 
     @property
     def lr(self) -> float:

@@ -297,14 +297,15 @@ class Checkpoints:
             self.writer.wait()
         number = run.strategy.halt(run.progress.step if run.lockstep else max(run.progress.step, self.saved + 1))
         folder = life_folder(store.folder_of(self.folder, number), self.life)
-        share = run.strategy.save(folder)
-        first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
-        whole = first or not self.shared
-        try:
-            pieces = None if whole else common_state(run, share)
-            packed = Packed(vars(save_state(run, share, epoch, whole)), self.pinned, pieces)
-        except TypeError as error:  # raised by the state of a user's callback
-            raise RunFailed(f"no checkpoint can be saved: {error}") from error
+        with run.strategy.evaluated():
+            share = run.strategy.save(folder)
+            first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
+            whole = first or not self.shared
+            try:
+                pieces = None if whole else common_state(run, share)
+                packed = Packed(vars(save_state(run, share, epoch, whole)), self.pinned, pieces)
+            except TypeError as error:  # raised by the state of a user's callback
+                raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""
         run.reporting.set_writer(first)
         if first:

@@ -68,6 +68,7 @@ def _fit(run: Training) -> dict[str, float]:
             run.reporting.report.stopped(progress.stop)
             break
     run.strategy.synchronize()
+    run.strategy.evaluate()
     ema = watchers.ema
     if ema is not None and (not schedule.validate or ema.step < progress.step):
         ema.follow(progress.step)

@@ -23,7 +23,7 @@ from trainer.metrics.criterion import SAMPLES, stand_in
 from trainer.models.embedding_tables import tables
 from trainer.optim.groups import Groups, check_patterns, freeze, grouped, optimizer_of, rates
 from trainer.optim.state_loading import state_keys
-from trainer.optim.state_transfer import BETWEEN, StateKeys, named
+from trainer.optim.state_transfer import BETWEEN, StateKeys
 from trainer.planning.auto import Buckets, ModelFacts
 from trainer.planning.batches import SingleSample
 from trainer.planning.find_checkpoint import FRESH
@@ -34,9 +34,6 @@ from trainer.worker.callbacks import HOOKS
 from trainer.worker.model_facts import in_blocks, norms_of
 from trainer.worker.sample_shapes import IMAGE_DIMENSIONS, NotTaken, Shape, fitting, forward, outputs_of
 from trainer.worker.user_strategy import check_worker
-
-MATRIX = 2
-"""Dimensions of what Muon takes."""
 
 
 def probe(
@@ -79,7 +76,7 @@ def probe(
         kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         moved = rates(model, config.optimizer)
-        trained = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and moved[name].lr)
+        trained = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad and moved[n].lr}
         loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern, denominator = ("", SAMPLES) if facts is None else check_outputs(config, model, loss, facts)
@@ -97,7 +94,7 @@ def probe(
         work=0 if facts is None else parameters * _positions(facts.shape),
         lower=lower,
         buckets=buckets,
-        trained=trained,
+        trained=sum(trained.values()),
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
         optimizer=kept,
@@ -107,7 +104,17 @@ def probe(
         norms=norms_of(model),
         in_blocks=in_blocks(config, model),
         loss_by_sample=getattr(loss, "reduction", "") == "mean",
+        rules=_rules(trained, [name for name, rate in moved.items() if rate.matrix]),
     )
+
+
+def _rules(sizes: Mapping[str, int], matrices: Sequence[str]) -> str:
+    """Which parameters the optimizer updates by which rule, in words; empty: all by one."""
+    if not matrices:
+        return ""
+    from trainer.optim.hidden_matrices import described
+
+    return described(sizes, matrices)
 
 
 def _unfused(
@@ -237,26 +244,16 @@ def _build_optimizer(node: Mapping[str, Any], model: nn.Module) -> tuple[torch.o
     found = rates(model, node)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad and id(p) not in sparse and found[n].lr]
     stand_ins = [(n, torch.zeros((1,) * p.dim(), requires_grad=True)) for n, p in trained]
-    _check_matrices(node, trained)
+    if str(node.get("name") or node.get("_target_")).lower().endswith("muon"):
+        from trainer.optim.hidden_matrices import check_matrices
+
+        check_matrices(node, trained, [name for name, rate in found.items() if rate.matrix])
     groups = grouped(stand_ins, found)
     optimizer = optimizer_of(node, groups)
     if type(optimizer).__module__.startswith("torch."):  # what the step of another optimizer needs is not known
         _try_out(node, groups, optimizer)
     of = {id(p): name for name, p in stand_ins}
     return optimizer, [of[id(p)] for _, parameters in groups for p in parameters]
-
-
-def _check_matrices(node: Mapping[str, Any], trained: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuse Muon for a model with trained parameters that are no matrices.
-
-    Raises:
-        UserError: with their names.
-    """
-    if str(node.get("name") or node["_target_"].rpartition(".")[2]).lower() != "muon":
-        return
-    if others := [name for name, p in trained if p.dim() != MATRIX]:
-        why = f"takes matrices alone (2 dimensions), and {named(others, ())} {'is' if len(others) == 1 else 'are'} none"
-        raise UserError("optimizer (torch.optim.Muon)", why, "optimizer=adamw")
 
 
 def _try_out(node: Mapping[str, Any], groups: Groups, optimizer: torch.optim.Optimizer) -> None:

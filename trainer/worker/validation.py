@@ -41,7 +41,7 @@ def validate(run: Training) -> dict[str, float]:
         return progress.validated[1]
     run.model.eval()
     leavable = nullcontext() if watchers.checkpoints is None else watchers.checkpoints.validating(run)
-    with leavable, reporting.report.evaluating(), reporting.profile("evaluation"):
+    with leavable, run.strategy.evaluated(), reporting.report.evaluating(), reporting.profile("evaluation"):
         sums, index, own = measure_split(run, run.strategy.synchronize)
         metrics = {**run.task.validation(sums), **own}
         values = {f"{RAW}{name}": value for name, value in metrics.items()}

@@ -127,6 +127,46 @@ class LionOptimizer(OptimizerConfig):
 
 
 @dataclass
+class MuonOptimizer(AdamWOptimizer):
+    """optimizer=muon: orthogonal steps for the matrices of hidden layers, AdamW for all other parameters."""
+
+    _target_: str = _optimizer("trainer.optim.muon.Muon")
+    momentum: float = key(0.95, "share of the last step of a matrix that is kept", ge=0)
+    nesterov: bool = key(True, "Nesterov's momentum")
+    ns_steps: int = key(5, "steps of Newton-Schulz that make a step of a matrix orthogonal", "steps", ge=1, le=99)
+    scale: str = key(
+        "match_rms_adamw",
+        "size of a matrix's step: as large as AdamW's, with its lr; or the first authors', with lr=0.02",
+        choices=("match_rms_adamw", "original"),
+    )
+
+
+@dataclass
+class ScheduleFreeOptimizer(AdamOptimizer):
+    """optimizer=schedule_free: AdamW that averages its steps and needs no schedule, only a warm-up."""
+
+    _target_: str = _optimizer("trainer.optim.schedule_free.ScheduleFreeAdamW")
+    lr: float = key(0.0025, "learning rate that the scheduler multiplies: 1 to 10 times AdamW's", gt=0)
+    weight_decay: float = key(0.0, "decoupled decay; never of sparse embedding tables", ge=0)
+    betas: List[float] = key(
+        [0.9, 0.999],
+        "share of the average where gradients are computed, and decay of the running mean of the squared gradient",
+        gt=0,
+        lt=1,
+        length=2,
+    )
+
+
+@dataclass
+class ScheduleFreeSgdOptimizer(OptimizerConfig):
+    """optimizer=schedule_free_sgd: SGD that averages its steps and needs no schedule, only a warm-up."""
+
+    _target_: str = _optimizer("trainer.optim.schedule_free.ScheduleFreeSgd")
+    lr: float = key(1.0, "learning rate that the scheduler multiplies: 10 to 50 times SGD's", gt=0)
+    beta: float = key(0.9, "share of the average where gradients are computed", gt=0, lt=1)
+
+
+@dataclass
 class TorchOptimizer(OptimizerConfig):
     """optimizer=torch: any of torch.optim's classes."""
 
