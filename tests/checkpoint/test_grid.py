@@ -74,6 +74,7 @@ ALONE = (
 )
 """What else is told to one worker, a cell each."""
 SERVED = (*CLICKS, "launch.nproc=1", "data.lease_batches=2")
+ZERO = (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=optimizer")
 STRATEGIES = {
     "collective": (
         (
@@ -130,9 +131,13 @@ STRATEGIES = {
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
     ),
+    "sharded optimizer": (
+        (*ZERO, "optimizer=adamw", "strategy.clip_norm=1.0", "execution.channels_last=true"),
+        (*ZERO, "optimizer=adagrad", "scheduler=cosine"),  # which makes its state before the first step
+    ),
 }
 
-AVERAGED = ("single", "collective", "sharded", "local_sgd", "pserver_sync")
+AVERAGED = ("single", "collective", "sharded", "sharded optimizer", "local_sgd", "pserver_sync")
 """The others refuse averaged weights."""
 
 

@@ -215,6 +215,12 @@ SIZES = """
     strategy=sharded launch.nproc=2 strategy.offload=true | strategy.offload=true | without a GPU
     strategy=sharded launch.nproc=2 strategy.reduce_dtype=fp16 precision=bf16
         strategy.reduce_dtype=fp16 | overflows => strategy.reduce_dtype=bf16
+    strategy=sharded launch.nproc=2 strategy.shard=optimizer strategy.wrap=Block
+        strategy.wrap=Block | the model is whole on each worker => strategy.wrap=auto
+    strategy=sharded launch.nproc=2 strategy.find_unused_parameters=true
+        strategy.find_unused_parameters=true | with strategy.shard=parameters => strategy.find_unused_parameters=false
+    strategy=sharded launch.nproc=2 strategy.shard=optimizer optimizer=lamb optimizer.max_grad_norm=1
+        strategy.shard=optimizer | Lamb updates a parameter by the gradients of all => strategy.shard=parameters
     launch.servers=2 | launch.servers=2 | has no servers => launch.servers=null
     launch.server_hosts=all | launch.server_hosts=all | has no servers => launch.server_hosts=auto
     plan=true strategy=pserver_async launch.nnodes=3 launch.servers=3 launch.server_hosts=0,3

@@ -45,6 +45,7 @@ EXACT = {
     "tracked": ("tracking.log_model=false", "execution.log_every=1"),
     "collective": TOGETHER,
     "sharded": (*TOGETHER, "strategy=sharded"),
+    "sharded optimizer": (*TOGETHER, "strategy=sharded", "strategy.shard=optimizer"),
     "local_sgd": (*TOGETHER, "strategy=local_sgd", "strategy.k_steps=3"),
     "pserver_sync": ("strategy=pserver_sync", *SERVERS),
 }

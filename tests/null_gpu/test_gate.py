@@ -68,6 +68,9 @@ OTHERS = {
     "sharded": Case(
         2, [*RESNET, "strategy=sharded", "strategy.clip_norm=1.0", "ema.decay=0.9"], validation=2, average=2
     ),
+    "sharded_optimizer": Case(
+        2, [*RESNET, "strategy=sharded", "strategy.shard=optimizer", "strategy.clip_norm=1.0", "ema.decay=0.9"]
+    ),
     "sync_batch_norm": Case(2, [*STACK, "strategy=collective", "strategy.sync_batch_norm=true"]),
     "fp16_not_fused": Case(1, [*STACK, "strategy=single", "precision=fp16", "optimizer=rmsprop"], update=1),
     "skip": Case(2, [*STACK, "strategy=collective", "on_nonfinite=skip"], update=1),

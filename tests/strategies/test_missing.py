@@ -22,6 +22,7 @@ from trainer.strategies.process_group import ProcessGroup, cause
 STRATEGIES = [
     "collective",
     "sharded",
+    "sharded_optimizer",
     "local_sgd",
     "toy_server",
     "pserver_sync",
@@ -39,6 +40,7 @@ QUICK = [
     ("collective", "all_reduce_sum"),
     ("collective", "step"),
     ("sharded", "step"),
+    ("sharded_optimizer", "step"),
     ("local_sgd", "step"),
     ("local_sgd", "synchronize"),
     ("toy_server", "step"),

@@ -60,8 +60,10 @@ def metrics(run_dir: Path) -> dict[str, float]:
     ("workers", "more"),
     [
         (3, ()),
+        (3, ("strategy.shard=optimizer",)),
         pytest.param(2, ("strategy.shard=gradients",), marks=pytest.mark.all),
         pytest.param(4, ("strategy.shard_group=2",), marks=pytest.mark.all),
+        pytest.param(4, ("strategy.shard=optimizer", "strategy.shard_group=2"), marks=pytest.mark.all),
     ],
 )
 def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
@@ -70,7 +72,7 @@ def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
     """A chain of runs, each from the checkpoint of the one before, comes where one process does."""
     run(tmp_path, "strategy=single", "hydra.run.dir=alone")
     run(tmp_path, *SHARDED, *more, f"launch.nproc={workers}", "hydra.run.dir=shards")
-    check_divided(tmp_path / "shards", workers, 2 if "strategy.shard_group=2" in more else workers)
+    check_divided(tmp_path / "shards", workers, more)
     back_at(tmp_path / "shards", 3, tmp_path / "then")
     run(
         tmp_path,
@@ -81,22 +83,30 @@ def test_checkpoints_pass_between_any_numbers_of_workers_and_other_strategies(
         "resume.allow_changes=true",
     )
     back_at(tmp_path / "then", 6, tmp_path / "last")
-    run(tmp_path, *SHARDED, "launch.nproc=2", "hydra.run.dir=last", "resume=auto", "resume.allow_changes=true")
+    again = more[:1] if "strategy.shard=optimizer" in more else ()
+    run(tmp_path, *SHARDED, *again, "launch.nproc=2", "hydra.run.dir=last", "resume=auto", "resume.allow_changes=true")
     for ended in ("shards", "then", "last"):
         for file in ("model.safetensors", "model_ema.safetensors", "checkpoints/best.safetensors"):
             assert distance(tmp_path / "alone", tmp_path / ended, file) < 1e-10, (ended, file)
         assert metrics(tmp_path / ended) == pytest.approx(metrics(tmp_path / "alone"), abs=1e-10)
 
 
-def check_divided(run_dir: Path, workers: int, group: int) -> None:
-    """Each worker of a group has written its shards of the parameters, their average and two numbers of AdamW."""
+def check_divided(run_dir: Path, workers: int, more: tuple[str, ...]) -> None:
+    """Each worker of the first group has written its shards of the parameters, their average and two numbers of AdamW;
+    or, for its own parameters, these two numbers and a count of steps."""
+    group, whole_model = 2 if "strategy.shard_group=2" in more else workers, "strategy.shard=optimizer" in more
     folder = store.newest_whole(run_dir / "checkpoints")
     assert folder is not None
     files = [load_file(folder / store.part_of(worker)) for worker in range(workers)]
     held = [sum(t.numel() for name, t in file.items() if name.endswith("|piece")) for file in files]
-    whole = 4 * sum(tensor.numel() for tensor in load_file(run_dir / "model.safetensors").values())
-    assert sum(held) == whole and held[group:] == [0] * (workers - group)
-    assert max(held) < 1.2 * whole / group
+    model = load_file(run_dir / "model.safetensors")
+    numbers = sum(tensor.numel() for tensor in model.values())
+    assert sum(held) == (2 * numbers + len(model) if whole_model else 4 * numbers)
+    assert min(held[:group]) > 0 and held[group:] == [0] * (workers - group)
+    if whole_model:
+        assert max(held) == 2 * max(tensor.numel() for tensor in model.values()) + 1
+        return
+    assert max(held) < 1.2 * 4 * numbers / group
     assert max(tensor.numel() for name, tensor in files[0].items() if not name.endswith("|piece")) < 10_000
 
 
@@ -108,6 +118,22 @@ def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path)
         assert sum(answer[what] for answer in answers) == numbers
         assert max(answer[what] for answer in answers) < 0.6 * numbers
     assert all(answer["gathered"] == 0 for answer in answers)
+
+
+def test_a_worker_keeps_the_optimizers_state_of_its_parameters_alone(warm: None, tmp_path: Path) -> None:
+    """Adagrad makes its state before the first update, and fused SGD in the first one."""
+    rules = {"adam": 2, "adagrad": 1, "momentum": 1}
+    more = {"momentum": ("execution.fused_optimizer=true",)}
+    cases = {
+        name: Case("held", (f"optimizer={name}", *more.get(name, ()), "limit_train_batches=2", "max_steps=100"))
+        for name in rules
+    }
+    workers = launched("sharded_optimizer", 2, cases, tmp_path)["worker"].values()
+    for number, slots in enumerate(rules.values()):
+        answers = [one["answers"][number] for one in workers]
+        whole, largest = answers[0]["whole"], 20 * 20 * 25
+        assert [answer["parameters"] for answer in answers] == [whole, whole]
+        assert sorted(answer["optimizer"] for answer in answers) == [slots * (whole - largest), slots * largest]
 
 
 def test_the_plan_says_what_each_worker_holds(tmp_path: Path) -> None:
@@ -150,8 +176,10 @@ def test_a_pattern_is_a_name_or_a_class() -> None:
 
 
 @pytest.mark.all
-def test_16_bits_on_the_way_change_little(warm: None, tmp_path: Path) -> None:
-    bits = ("strategy.param_dtype=bf16", "strategy.reduce_dtype=bf16", "precision=fp32")
+@pytest.mark.parametrize("shard", ["parameters", "optimizer"])
+def test_16_bits_on_the_way_change_little(shard: str, warm: None, tmp_path: Path) -> None:
+    parameters = ("strategy.param_dtype=bf16",) if shard == "parameters" else ()
+    bits = (f"strategy.shard={shard}", *parameters, "strategy.reduce_dtype=bf16", "precision=fp32")
     run(tmp_path, "strategy=single", "precision=fp32", "optimizer=momentum", "hydra.run.dir=alone")
     run(tmp_path, *SHARDED, *bits, "optimizer=momentum", "launch.nproc=2", "hydra.run.dir=bits")
     assert 0 < distance(tmp_path / "alone", tmp_path / "bits", "model.safetensors") < 0.02

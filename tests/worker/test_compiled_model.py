@@ -13,6 +13,7 @@ from torch import nn
 from torchvision.models import resnet18, vit_b_16
 
 from trainer.config.run_config import RunConfig
+from trainer.config.schema import ShardedStrategy
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.planning import compiling as planning
@@ -91,6 +92,19 @@ def test_auto_says_why_it_does_not_compile(case: CompileCase, reason: str, monke
     monkeypatch.setattr(planning, "lacks_for_kernels", lambda device: "")
     chosen, why = compiling(RunConfig(compile="auto"), case)
     assert chosen == Compiling() and reason in why["compile"]
+
+
+@pytest.mark.parametrize(
+    "config", [{"strategy": ShardedStrategy()}, {"recompute": "auto"}], ids=["sharded", "recomputed"]
+)
+def test_auto_compiles_nothing_beside_what_compile_true_is_refused_with(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TRAINER_CACHE", str(tmp_path))
+    monkeypatch.setattr(planning, "lacks_for_kernels", lambda device: "")
+    assert compiling(RunConfig(compile="auto", **config), CASE)[0] == Compiling()
+    whole_model = RunConfig(compile="auto", strategy=ShardedStrategy(shard="optimizer"))
+    assert compiling(whole_model, CASE)[0].compile
 
 
 def test_auto_compiles_what_is_large_and_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

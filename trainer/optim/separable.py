@@ -10,6 +10,8 @@ from trainer.errors import first_line
 from trainer.optim.state_loading import small_copy
 from trainer.optim.states import OptimizerState
 
+SIDE = 2
+"""Elements along each dimension of what is tried: one alone hides a factor, such as the rate of LAMB."""
 SIZES = (1.0, 1e3, 1e6)
 """Sizes of the gradients of the updates that are tried, so that limits on their norm are met."""
 
@@ -32,9 +34,9 @@ def why_not(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _tried(optimizer: torch.optim.Optimizer, every: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Parameters of one element after some updates with every n-th gradient, and the state of the optimizer."""
+    """Small parameters after some updates with every n-th gradient, and the state of the optimizer."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(1,) * p.dim() for group in optimizer.param_groups for p in group["params"]]
+    shapes = [(SIDE,) * p.dim() for group in optimizer.param_groups for p in group["params"]]
     parameters = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     tried = small_copy(optimizer, parameters)
     for size in SIZES:

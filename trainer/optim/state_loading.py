@@ -56,18 +56,24 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
 
 
 def small_copy(optimizer: torch.optim.Optimizer, stand_ins: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """A copy of an optimizer with a tensor of one element in place of each parameter. It has no hooks."""
+    """A copy of an optimizer with a small tensor, of as many dimensions, in place of each parameter. It has no
+    hooks."""
     parameters, state = _parameters(optimizer), optimizer.state
-    begun = {one: _small(state[p]) for p, one in zip(parameters, stand_ins, strict=True) if p in state}  # Adagrad's
+    begun = {
+        one: _small(state[p], one) for p, one in zip(parameters, stand_ins, strict=True) if p in state
+    }  # Adagrad's
     copies: dict[int, Any] = {id(p): one for p, one in zip(parameters, stand_ins, strict=True)}
     copies[id(state)] = defaultdict(dict, begun)  # the state is as large as the model: it is not copied
     return copy.deepcopy(optimizer, copies)
 
 
-def _small(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state of a parameter, cut to one element."""
+def _small(state: Mapping[str, Any], stand_in: torch.Tensor) -> dict[str, Any]:
+    """The state of a parameter, cut to the size of its stand-in."""
+    side = stand_in.shape[:1] or (1,)
     tensors = {
-        k: v.flatten()[:1].clone().reshape((1,) * v.dim()) for k, v in state.items() if isinstance(v, torch.Tensor)
+        k: v.flatten()[:1].reshape((1,) * v.dim()).repeat((*side,) * v.dim())
+        for k, v in state.items()
+        if isinstance(v, torch.Tensor)
     }
     return {**state, **tensors}
 

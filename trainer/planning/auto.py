@@ -220,10 +220,16 @@ def compiled(
         batch_norm=any(kind.startswith(("BatchNorm", "SyncBatchNorm")) for kind in model.norms),
         capability=min((gpu.capability for gpu in machine.gpus[:workers_here]), default=None),
         updates=updates,
-        ddp=config.strategy._target_ == schema.CollectiveStrategy._target_,
+        ddp=_in_ddp(config.strategy),
         servers=servers,
     )
     return compiling(config, case)
+
+
+def _in_ddp(strategy: schema.StrategyConfig) -> bool:
+    """Whether torch's DDP wraps the model."""
+    sharded = isinstance(strategy, schema.ShardedStrategy) and strategy.whole_model
+    return sharded or strategy._target_ == schema.CollectiveStrategy._target_
 
 
 def _on_gpu(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainer.config.keys import spelled
 from trainer.config.run_config import RunConfig
+from trainer.config.schema import ShardedStrategy
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.planning.chosen import Compiling
@@ -70,6 +72,10 @@ def _why_not(config: RunConfig, case: CompileCase) -> str:
         return "on a CPU it pays for some models only: compile=true tries it"
     if case.servers or case.in_tables:
         return "the rows of tables are looked up outside of a compiled graph"
+    if isinstance(config.strategy, ShardedStrategy) and not config.strategy.whole_model:
+        return "parameters are gathered between the parts that torch would compile as one"
+    if config.recompute != "none":
+        return f"recompute={spelled(config.recompute)} decides what is computed again, which a compiler does itself"
     if case.capability is not None and case.capability < VOLTA:
         return "Triton needs a GPU of compute capability 7.0"
     if case.parameters < BIG_MODEL:

@@ -134,14 +134,13 @@ class ShardedDeclaration(Declaration):
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
-        self.whole_model = self.options.shard == "optimizer"
-        if self.whole_model:
+        if self.options.whole_model:
             self.worker = "trainer.strategies.sharded_optimizer:ShardedOptimizer"
 
     @property
     def traits(self) -> Traits:
         exact = self.options.param_dtype == self.options.reduce_dtype == "full"
-        return Traits(exact=exact, scatters=True, skips=True, shards=not self.whole_model)
+        return Traits(exact=exact, scatters=True, skips=True, shards=not self.options.whole_model)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused, options = super().refuse(config, workers), self.options
@@ -154,7 +153,7 @@ class ShardedDeclaration(Declaration):
             instead = next(n for n in range(2, workers + 1) if workers % n == 0)
             refused.append(UserError(f"strategy.shard_group={group}", why, f"strategy.shard_group={instead}"))
         refused += self._refuse_unused()
-        if config.compile is True and not self.whole_model:
+        if config.compile is True and not self.options.whole_model:
             why = "strategy=sharded gathers parameters between the parts that torch would compile as one"
             refused.append(UserError("compile=true", why, "compile=false (or strategy=collective)"))
         for key in ("param_dtype", "reduce_dtype"):
@@ -168,7 +167,7 @@ class ShardedDeclaration(Declaration):
 
     def _refuse_unused(self) -> Iterator[UserError]:
         """Refuse keys that the kind of shards has no use for."""
-        whole, usual = self.whole_model, schema.ShardedStrategy
+        whole, usual = self.options.whole_model, schema.ShardedStrategy
         for key in ("wrap", "param_dtype", "offload") if whole else ("find_unused_parameters",):
             if (value := getattr(self.options, key)) != getattr(usual, key):
                 why = "the model is whole on each worker" if whole else "FSDP takes parameters that a step does not use"
@@ -183,7 +182,7 @@ class ShardedDeclaration(Declaration):
         if sparse:
             why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
             refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
-        if self.whole_model:
+        if self.options.whole_model:
             if why := locate("trainer.optim.separable:why_not")(optimizer):  # imports torch
                 what, kind = "strategy.shard=optimizer", type(optimizer).__name__
                 refused.append(UserError(what, f"{kind} {why}", "strategy.shard=parameters (or strategy=collective)"))

@@ -110,6 +110,11 @@ class ShardedStrategy(GroupStrategy):
     offload: bool = key(False, "on GPUs: keep shards and optimizer in the memory of the host")
     find_unused_parameters: bool = key(False, "with shard=optimizer: the model has parameters that a step may not use")
 
+    @property
+    def whole_model(self) -> bool:
+        """Whether each worker holds the whole model, and a part of the optimizer's state."""
+        return self.shard == "optimizer"
+
 
 @dataclass
 class LocalSgdStrategy(GroupStrategy):
