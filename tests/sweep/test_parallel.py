@@ -192,7 +192,7 @@ def test_jobs_that_find_no_room_fail_with_a_sentence_and_the_table_is_there(tmp_
     assert {"done", "failed"} == set(found.values()) and len(found) == 4
 
 
-@pytest.mark.kills
+@pytest.mark.all
 def test_a_sweep_whose_command_was_killed_goes_on(tmp_path: Path) -> None:
     words = (*SMALL, "epochs=40", "seed=1,2,3", BESIDE)
     sweep = start(*words, cwd=tmp_path)
