@@ -95,8 +95,15 @@ STRATEGIES = {
         ),
     ),
     "local_sgd": (
-        (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3"),
-        (*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=2", "optimizer.momentum=0.9"),
+        (
+            *(*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=3", "strategy.adaptive=true"),
+            *("strategy.begin=gradients", "strategy.begin_step=2"),
+        ),
+        (
+            *(*DIGITS, "launch.nproc=2", "strategy=local_sgd", "strategy.k_steps=2", "optimizer.momentum=0.9"),
+            *("strategy.outer.momentum=0.9", "strategy.exchange=int8", "strategy.streaming.fragments=2"),
+            "strategy.streaming.delay=1",
+        ),
     ),
     "pserver_sync": (
         (*SERVED, "strategy=pserver_sync", "strategy.wire=int8", "strategy.evict_after=3"),

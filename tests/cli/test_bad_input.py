@@ -294,6 +294,17 @@ SERVED = """
     strategy=pserver_async strategy.load_from=nowhere | nowhere | no such folder
 """
 KNOBS = """
+    launch.nproc=2 strategy=local_sgd strategy.begin=gradients
+        strategy.begin=gradients | no gradients are averaged => strategy.begin_step=1000
+    launch.nproc=2 strategy=local_sgd strategy.begin=gradients strategy.begin_step=9 on_nonfinite=skip
+        on_nonfinite=skip | waiting for its gradients => strategy.begin=parameters
+    launch.nproc=2 strategy=local_sgd strategy.adaptive=true strategy.streaming.fragments=2
+        strategy.streaming.fragments=2 | the whole model => strategy.adaptive=false
+    launch.nproc=2 strategy=local_sgd strategy.streaming.fragments=5
+        strategy.streaming.fragments=5 | strategy.k_steps=4 => strategy.streaming.fragments=4
+    launch.nproc=2 strategy=local_sgd strategy.streaming.delay=4
+        strategy.streaming.delay=4 | before the next one => strategy.k_steps=5
+    launch.nproc=2 strategy=local_sgd strategy.exchange=fp8 | full, bf16, int8 => strategy.exchange=
     launch.nproc=2 strategy=collective strategy.comm_hook=fp8
         strategy.comm_hook=fp8 | none, fp16, bf16, powersgd => strategy.comm_hook=
     strategy=collective strategy.comm_hook=bf16 | strategy.comm_hook=bf16 | one worker => strategy.comm_hook=none

@@ -30,7 +30,7 @@ OF_PARAMETERS_OR_THE_METRIC = (
     "lr weight_decay momentum eps clip_norm max_grad_norm trust_coeff clip_value init_scale initial_accumulator_value "
     "min_delta lr_find.first lr_find.last"
 )
-FACTORS = "beta warmup_start gamma final initial least layer_decay power diverged"
+FACTORS = "beta mix warmup_start gamma final initial least layer_decay power diverged"
 SHARES = """
     val_fraction test_fraction min_scale min_ratio flip max_bad_fraction erasing mix_probability label_smoothing epsilon
     decay alpha rise threshold delta
@@ -178,7 +178,7 @@ def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
     words = """
         GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature host id image job level
-        minute pixel preemption process push restart rewind row sample second slot step thread unit update use
+        minute pixel preemption process push restart rewind part row sample second slot step thread unit update use
         validation value worker
     """
     assert units <= {*words.split(), "steps or event time"}

@@ -176,6 +176,8 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     """Which processes there are, and where they meet."""
     equal = " (equal to one process on the global batch)" if plan.strategy.traits.exact else ""
     yield "strategy", plan.strategy.name + equal + _because(plan, "strategy")
+    if plan.strategy.exchange:
+        yield "  exchange", plan.strategy.exchange
     spread = plan.topology.nnodes > 1 and not plan.topology.by_role
     number = (
         f"{plan.topology.least_nnodes} to {plan.topology.nnodes}"

@@ -32,7 +32,8 @@ class StrategyPlan:
         worker: the strategy's class in a worker. entries: the function with which a process of each role
         begins; a worker's depends on the mode (``make_plan.ENTRIES``).
         transport: how workers and parameter servers reach each other; empty: there are no servers. buckets: of
-        gradients that workers exchange; None: there are none, or only the training shows.
+        gradients that workers exchange; None: there are none, or only the training shows. exchange: what workers
+        exchange and when, in words; empty: nothing to say.
     """
 
     name: str
@@ -40,6 +41,7 @@ class StrategyPlan:
     traits: Traits
     entries: dict[str, str]
     transport: str = ""
+    exchange: str = ""
     buckets: Buckets | None = None
 
 

@@ -10,10 +10,11 @@ from trainer.config import schema
 from trainer.config.instantiate import locate
 from trainer.config.keys import spelled
 from trainer.config.run_config import RunConfig
-from trainer.config.schema.strategy import Entry, PowerSgdOptions
+from trainer.config.schema.strategy import Entry, OuterOptions, PowerSgdOptions, StreamingOptions
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.contract import Declaration, Traits
+from trainer.wording import counted, sized
 
 if TYPE_CHECKING:
     import torch
@@ -227,10 +228,43 @@ class LocalSgdDeclaration(Declaration):
     @property
     def traits(self) -> Traits:
         """The traits of local_sgd: exact with k_steps=1 and an optimizer linear in the gradient (SGD, momentum)."""
-        return Traits(exact=self.options.k_steps == 1, same_everywhere=False, scatters=True, skips=True, replicas=True)
+        options = self.options
+        plain = (options.outer, options.exchange, options.streaming) == (OuterOptions(), "full", StreamingOptions())
+        exact = options.k_steps == 1 and plain and not options.adaptive
+        return Traits(exact=exact, same_everywhere=False, scatters=True, skips=True, replicas=True)
+
+    def exchange(self, numbers: int, size: int) -> str:
+        options, streaming = self.options, self.options.streaming
+        sent = sized(numbers * {"full": size, "bf16": 2, "int8": 1}[options.exchange])
+        said = f"{sent} of each worker every {counted(options.k_steps, 'update')}"
+        said += " at first, then as the loss says (1 to 16)" if options.adaptive else ""
+        said += f", in {counted(streaming.fragments, 'part')} in turn" if streaming.fragments > 1 else ""
+        said += f"; {options.begin} after each of the first {options.begin_step}" if options.begin_step else ""
+        return said
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
-        refused = super().refuse(config, workers)
+        refused, options, streaming = super().refuse(config, workers), self.options, self.options.streaming
+        if options.begin == "gradients" and not options.begin_step:
+            why = "with strategy.begin_step=0 no gradients are averaged"
+            refused.append(UserError("strategy.begin=gradients", why, "strategy.begin_step=1000"))
+        if options.begin == "gradients" and config.on_nonfinite == "skip":
+            why = "a worker that leaves out its update alone would leave the others waiting for its gradients"
+            refused.append(UserError("on_nonfinite=skip", why, "strategy.begin=parameters (or on_nonfinite=rewind)"))
+        if options.adaptive and streaming.fragments > 1:
+            why = "strategy.adaptive=true finds the next average of the whole model"
+            refused.append(
+                UserError(f"strategy.streaming.fragments={streaming.fragments}", why, "strategy.adaptive=false")
+            )
+        if streaming.fragments > options.k_steps and not options.adaptive:
+            why = f"in strategy.k_steps={options.k_steps} updates no more fragments have their turn"
+            instead = f"strategy.streaming.fragments={options.k_steps}"
+            refused.append(UserError(f"strategy.streaming.fragments={streaming.fragments}", why, instead))
+        if streaming.delay and (streaming.delay >= options.k_steps or options.adaptive):
+            why = "an average is used before the next one of the same parameters begins"
+            instead = f"strategy.k_steps={streaming.delay + 1}" + (
+                " strategy.adaptive=false" if options.adaptive else ""
+            )
+            refused.append(UserError(f"strategy.streaming.delay={streaming.delay}", why, instead))
         for limit, value in (("clip_norm", self.options.clip_norm), ("clip_value", self.options.clip_value)):
             if value is not None and self.options.k_steps == 1 and workers > 1:
                 why = "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does"

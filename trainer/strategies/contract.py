@@ -91,6 +91,14 @@ class Declaration(ABC):
         """Whether workers lease training data in blocks during an epoch, instead of splitting it beforehand."""
         return self.traits.leases and config.data.work in (("auto", "leased") if config.sampler.shard else ("leased",))
 
+    def exchange(self, numbers: int, size: int) -> str:
+        """What the workers exchange and when, in words for the plan; empty: nothing to say.
+
+        Args:
+            numbers: of the model's trained parameters. size: bytes of one.
+        """
+        return ""
+
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:
         """The number of processes of each role, for this many workers."""
         return {"worker": workers}

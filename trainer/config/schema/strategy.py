@@ -117,12 +117,40 @@ class ShardedStrategy(GroupStrategy):
 
 
 @dataclass
+class OuterOptions:
+    """strategy.outer: outer optimizer of DiLoCo, for the mean way of the workers between two averages."""
+
+    lr: float = key(1.0, "share of the mean way in a step of the shared parameters", gt=0)
+    momentum: float = key(0.0, "Nesterov's momentum of the mean ways", ge=0, lt=1)
+
+
+@dataclass
+class StreamingOptions:
+    """strategy.streaming: streaming DiLoCo, parts of the model averaged in turn while the training goes on."""
+
+    fragments: int = key(1, "parts of the model that are averaged in turn", "parts", ge=1)
+    delay: int = key(0, "updates between the start of an average and its use", "updates", ge=0)
+    mix: float = key(0.5, "share of a worker's own parameters that stays where an average comes late", ge=0, lt=1)
+
+
+@dataclass
 class LocalSgdStrategy(GroupStrategy):
     """strategy=local_sgd: workers train apart and average their parameters."""
 
     _target_: str = _declaration("trainer.strategies.builtin.LocalSgdDeclaration")
     k_steps: int = key(4, "updates between two averages of the parameters", "updates", ge=1)
     begin_step: int = key(0, "average after every update until this one", "updates", ge=0)
+    begin: str = key(
+        "parameters",
+        "what is averaged until begin_step; gradients: post-local SGD, as collective",
+        choices=("parameters", "gradients"),
+    )
+    adaptive: bool = key(False, "k_steps is the start, and then follows loss and learning rate, from 1 to 16")
+    outer: OuterOptions = key(OuterOptions, "outer optimizer (DiLoCo)")
+    exchange: str = key(
+        "full", "what travels in an average: parameters as they are, or their ways", choices=("full", "bf16", "int8")
+    )
+    streaming: StreamingOptions = key(StreamingOptions, "parts of the model averaged in turn")
 
 
 @dataclass
