@@ -102,7 +102,7 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
-    gpus = machine.about_gpus.concern if checked.device == "cuda" else ""
+    gpus = (machine.about_gpus.concern or _too_few_gpus(checked, machine)) if checked.device == "cuda" else ""
     takes = taken_by(machine.gpus[: checked.nproc], chosen.precision, model.flops)
     short_of_data = shortage(checked.facts, chosen.decode, chosen.num_workers, model.reads, takes)
     said = [
@@ -118,6 +118,15 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
     ]
     said += short
     return "; ".join(filter(None, said))
+
+
+def _too_few_gpus(checked: Checked, machine: Machine) -> str:
+    """What a plan for GPUs of another machine should say; empty where this one has enough, or does not start it."""
+    config, found = checked.config, len(machine.gpus)
+    if not config.plan or config.launch.nnodes > 1 or "dry_run" in config.node("launch") or checked.nproc <= found:
+        return ""
+    shows = f"only {counted(found, 'GPU')}" if found else machine.about_gpus.why or "no GPU"
+    return f"the plan is for another machine, and the run would be refused on this one: {shows}"
 
 
 def _short_run(config: RunConfig, steps_per_epoch: int, total: int) -> Iterator[str]:
