@@ -94,6 +94,10 @@ def _collective(*options: str, alone: tuple[str, ...] = ()) -> Row:
     return Row(("strategy=collective", *options), alone)
 
 
+def _local(*options: str) -> Row:
+    return Row(("strategy=local_sgd", *options))
+
+
 def _server(mode: str, *options: str) -> Row:
     return Row((f"strategy=pserver_{mode}", *options), servers=2)
 
@@ -103,15 +107,23 @@ ROWS = (
     _collective(alone=("strategy.gradient_merge.k_steps=2",)),
     _collective(alone=("strategy.clip_norm=1",)),
     _collective("recompute=auto"),
-    *(_collective(alone=(f"optimizer={name}",)) for name in ("adamw", "lars", "lamb", "lion")),
+    *(_collective(alone=(f"optimizer={name}",)) for name in ("adamw", "lars", "lamb", "lion", "muon", "schedule_free")),
     _collective("strategy.comm_hook=fp16"),
     _collective("strategy.comm_hook=bf16"),
     _collective("strategy.comm_hook=powersgd"),
     Row(("strategy=sharded",)),
     Row(("strategy=sharded", "strategy.shard=gradients")),
+    Row(("strategy=sharded", "strategy.shard=optimizer")),
     Row(("strategy=sharded", "recompute=auto")),
-    Row(("strategy=local_sgd", "strategy.k_steps=1")),
-    Row(("strategy=local_sgd", "strategy.k_steps=4")),
+    _local("strategy.k_steps=1"),
+    _local("strategy.k_steps=4"),
+    _local("strategy.begin=gradients", "strategy.begin_step=10"),
+    _local("strategy.adaptive=true"),
+    _local("strategy.k_steps=1", "strategy.outer.lr=1", "strategy.outer.momentum=0"),
+    _local("strategy.k_steps=4", "strategy.outer.lr=0.7", "strategy.outer.momentum=0.9"),
+    _local("strategy.k_steps=4", "strategy.exchange=bf16"),
+    _local("strategy.k_steps=4", "strategy.exchange=int8"),
+    _local("strategy.k_steps=4", "strategy.streaming.fragments=2"),
     _server("sync"),
     _server("sync", "strategy.wire=bf16"),
     _server("sync", "strategy.wire=int8"),
