@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from trainer.errors import RunFailed
 from trainer.service.queue import (
     CANCEL,
     CANCELLED,
@@ -129,6 +130,17 @@ def test_a_turn_without_a_change_does_not_read_the_runs_that_wait(queue: Queue, 
     others.move(first, (RUNNING,), asked=CANCEL)
     others.close()
     until(queue, runner, first, (CANCELLED,))
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_runner_ends_when_its_queue_is_no_longer_there(queue: Queue, how: str) -> None:
+    file = queue.folder / "queue.sqlite"
+    file.unlink()
+    if how == "replaced":
+        file.with_suffix(".other").touch()
+        file.with_suffix(".other").rename(file)
+    with pytest.raises(RunFailed, match="the file of the queue was removed"):
+        Runner(queue, TWO).run()
 
 
 def test_a_run_makes_room_and_goes_on_where_it_was(queue: Queue, add: Callable[..., int]) -> None:

@@ -233,6 +233,7 @@ class Queue:
         try:
             (self.folder / "runs").mkdir(parents=True, exist_ok=True, mode=0o700)
             os.close(os.open(self.folder / FILE, os.O_CREAT | os.O_RDWR, 0o600))
+            self._number = os.stat(self.folder / FILE).st_ino
             self._base = sqlite3.connect(self.folder / FILE, timeout=BUSY_S, isolation_level=None)
             self._base.execute("PRAGMA synchronous=FULL")  # a run is in the queue once its number is printed
             (version,) = self._base.execute("PRAGMA user_version").fetchone()
@@ -318,6 +319,19 @@ class Queue:
         text = f"UPDATE runs SET {changes} WHERE number = ?"  # the names are ours  # nosec B608
         self._ask(text, [*(_stored(name, value) for name, value in values.items()), number])
         self._changes += 1
+
+    def check_place(self) -> None:
+        """Check that this queue's file is still in its folder.
+
+        Raises:
+            RunFailed: it was removed, or another one is in its place.
+        """
+        try:
+            same = os.stat(self.folder / FILE).st_ino == self._number
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise RunFailed(f"{self.folder / FILE}: the file of the queue was removed; runs that live go on unwatched")
 
     def version(self) -> tuple[int, int]:
         """Return what differs after each change of the runs. It reads none of them.

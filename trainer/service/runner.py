@@ -97,11 +97,15 @@ class Runner:
 
         Then this host's runs save and wait for the next runner; with ``leave``, or after a second signal, they go on,
         and the next runner follows them.
+
+        Raises:
+            RunFailed: the queue is no longer there.
         """
         before = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
         busy = time.monotonic()
         try:
             while not self.stops:
+                self.queue.check_place()
                 if self._turned():
                     busy = time.monotonic()
                 elif idle_s is not None and time.monotonic() - busy > idle_s:
