@@ -17,7 +17,7 @@ from tests.strategies.launching import composed, start
 from trainer.errors import UserError
 
 EXACT = ("precision=fp64", "max_steps=20")
-LEARNING = ("precision=fp32", "max_steps=60")
+LEARNING = ("precision=fp32", "max_steps=40")
 SEEDS = range(5)
 EQUAL, CLOSE = 1e-9, 0.05
 """Greatest difference of an element of a parameter, as a share of the way that the parameter's farthest element has

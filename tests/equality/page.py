@@ -24,7 +24,7 @@ Servers are two.
 | equal | 20 updates in fp64: the greatest difference of an element of a parameter, as a share of the farthest way of \
 an element of it. It is at most 1e-9 |
 | close | the same, at most 0.05: rounding, or statistics of fewer samples |
-| statistical | 60 updates in fp32 with five seeds: mean and standard deviation of val/acc1 (wide_and_deep: val/auc), \
+| statistical | 40 updates in fp32 with five seeds: mean and standard deviation of val/acc1 (wide_and_deep: val/auc), \
 and after the colon those of one process |
 | refused | the run ends with exit code 2 before it starts. The sentence with that number is below |
 | goes on | the run ends, with other numbers than the undisturbed one |

@@ -37,9 +37,9 @@ def _images(side: int, channels: int, noise: float) -> tuple[str, ...]:
     return ("data=tiny", *values, "data.train_samples=1024", "data.val_samples=512")
 
 
-RESNET = ("model=resnet18", *_images(32, 3, 2))
+RESNET = ("model=resnet18", *_images(16, 3, 2))
 COLUMNS = (
-    Column("LeNet", ("model=lenet", "model.image_size=8", *_images(8, 1, 1))),
+    Column("LeNet", ("model=lenet", "model.image_size=8", *_images(8, 1, 1.2))),
     Column("ResNet-18", RESNET),
     Column("ResNet-18, sync batch norm", RESNET, ("strategy.sync_batch_norm=true",)),
     Column(
@@ -59,7 +59,7 @@ COLUMNS = (
     ),
     Column(
         "ViT",
-        ("model=timm", "model.model_name=test_vit", "+model.img_size=32", "+model.patch_size=8", *_images(32, 3, 2)),
+        ("model=timm", "model.model_name=test_vit", "+model.img_size=16", "+model.patch_size=4", *_images(16, 3, 2)),
     ),
 )
 

@@ -46,7 +46,7 @@ def functions_of(path: Path) -> set[str]:
 
 @cache
 def rows() -> list[str]:
-    """The left column of the page's tables, but that of the fields, which test_distributed_strategy.py walks through."""
+    """The left column of the page's tables, without that of the fields (test_distributed_strategy.py)."""
     before, _, fields = PAGE.read_text().partition(HEADING)
     text = before + fields[fields.index("\n## ") :]
     return [cells[1] for line in text.splitlines() if len(cells := line.split(" | ")[0].split("| ", 1)) > 1]
