@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +138,22 @@ def test_a_worker_keeps_the_optimizers_state_of_its_parameters_alone(warm: None,
 
 
 def test_the_plan_says_what_each_worker_holds(tmp_path: Path) -> None:
-    ended = runs.trainer(*RUN, "strategy=sharded", "launch.nproc=4", "verbosity=normal", "plan=true", cwd=tmp_path)
-    numbers = 20 * 25 + 20 + 20 * 20 * 25 + 20 + 80 * 10 + 10  # of LeNet for 8 x 8
-    said = f"{2 * numbers / 1000:.1f} kB"  # a quarter of 8 bytes
-    twice = f"{4 * numbers / 1000:.1f} kB"
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    row = f"1/4: {said} of parameters, {said} of gradients, {twice} of optimizer state"
-    assert row in " ".join(ended.stdout.split()), ended.stdout
+    numbers = 20 * 25 + 20 + (largest := 20 * 20 * 25) + 20 + 80 * 10 + 10  # of LeNet for 8 x 8
+    kb = "{:.1f} kB".format
+    of_shard = {
+        "parameters": f"{kb(2 * numbers / 1000)} of parameters (1/4), {kb(2 * numbers / 1000)} of gradients (1/4), "
+        f"{kb(4 * numbers / 1000)} of optimizer state (1/4), {kb(2 * numbers / 1000)} of averaged weights (1/4), "
+        f"{kb(3 * 8 * numbers / 1000)} of parameters that are gathered, ",
+        "optimizer": f"{kb(8 * numbers / 1000)} of parameters, {kb(8 * numbers / 1000)} of gradients, "
+        f"{kb(2 * 8 * largest / 1000)} of optimizer state, {kb(8 * numbers / 1000)} of averaged weights, ",
+    }
+    for shard, row in of_shard.items():
+        command = (*RUN, "strategy=sharded", f"strategy.shard={shard}", "launch.nproc=4", "verbosity=normal")
+        ended = runs.trainer(*command, "plan=true", cwd=tmp_path)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        said = " ".join(ended.stdout.split())
+        assert f"each worker: {row}" in said, ended.stdout
+        assert re.search(r"about [\d.]+ kB on each worker: .* [\d.]+ kB for a batch of 9 samples", said), ended.stdout
 
 
 class Layer(nn.Module):

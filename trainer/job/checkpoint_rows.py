@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from trainer.checkpoint import durable_folder, store
 from trainer.config.schema import CheckpointConfig
 from trainer.errors import why
 from trainer.host import disk_speed
 from trainer.host.folder_checks import nearest
+from trainer.job.memory_rows import memory_row, saved_slots
 from trainer.job.ready import Ready
 from trainer.planning.plan import GEO, Resume
 from trainer.wording import sized
 
-KEPT = ("SGD Lars", "Adagrad RMSprop Lion Muon ScheduleFreeSgd", "Adam AdamW Lamb ScheduleFreeAdamW")
-SLOTS = {name: numbers for numbers, names in enumerate(KEPT) for name in names.split()}
-"""Numbers that an optimizer keeps for each parameter; Muon two for those that it leaves to AdamW."""
-TRAINS_OTHERS = ("ScheduleFreeSgd", "ScheduleFreeAdamW")
-"""Optimizers with one more number in a checkpoint: the trained weights, beside those that count."""
-MOVED = ("SGD", "RMSprop", "Lars")
-"""Optimizers that keep one more number with momentum."""
-MOST_SLOTS = 2
-"""Numbers for an optimizer that is not in ``SLOTS``."""
 BESIDES = 20_000
 """Further bytes of a worker's part: random generators, progress, its share of checkpoint.json."""
 
@@ -35,12 +26,12 @@ NOT_FINITE = {
 
 
 def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
-    """Yield rows of the plan table about checkpoints: how often, what size, where; and about shards. None if nothing is
+    """Yield rows of the plan table about checkpoints: how often, what size, where; and about memory. None if nothing is
     trained."""
     plan, config = ready.plan, ready.checked.config.checkpoint
     if plan.mode != "train":
         return
-    yield from _held(ready)
+    yield from memory_row(ready)
     if plan.resume is not None:
         yield from _resumes(plan.resume)
     rhythm = ", ".join(_rhythm(config))
@@ -59,19 +50,6 @@ def kept_rows(ready: Ready) -> Iterator[tuple[str, str]]:
             yield "  copied to", address_of(config.to, Path(plan.paths.run_dir), plan.paths.whole_path)
     if (said := NOT_FINITE.get(ready.checked.config.on_nonfinite)) is not None:
         yield "not finite", said.format(most=ready.checked.config.max_rewinds)
-
-
-def _held(ready: Ready) -> Iterator[tuple[str, str]]:
-    """Yield a row about what each worker holds between two updates, if workers hold shards of the model."""
-    plan, model, config = ready.plan, ready.model, ready.checked.config
-    if not plan.strategy.traits.shards:
-        return
-    group = getattr(config.strategy, "shard_group", None) or plan.topology.workers
-    each = (8 if plan.chosen.precision == "fp64" else 4) / group
-    state = slots(config.node("optimizer")) * model.trained
-    parts = {"parameters": model.parameters, "gradients": model.trained, "optimizer state": state}
-    held = ", ".join(f"{sized(numbers * each)} of {what}" for what, numbers in parts.items() if numbers)
-    yield "shards", f"each worker holds 1/{group}: {held}"
 
 
 def _resumes(resume: Resume) -> Iterator[tuple[str, str]]:
@@ -159,14 +137,3 @@ def _lacks_room(ready: Ready, size: float) -> Iterator[tuple[str, str]]:
                 f"left out, and the training goes on"
             ),
         )
-
-
-def slots(optimizer: Mapping[str, Any]) -> int:
-    """Numbers that the optimizer keeps for each parameter."""
-    name = str(optimizer.get("_target_", "")).rpartition(".")[2]
-    return SLOTS.get(name, MOST_SLOTS) + (name in MOVED and bool(optimizer.get("momentum")))
-
-
-def saved_slots(optimizer: Mapping[str, Any]) -> int:
-    """Numbers of the optimizer in a checkpoint for each parameter."""
-    return slots(optimizer) + (str(optimizer.get("_target_", "")).rpartition(".")[2] in TRAINS_OTHERS)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from trainer.errors import first_line
-from trainer.optim.state_loading import small_copy
-from trainer.optim.states import OptimizerState
+from trainer.optim.state_loading import parameters_of, small_copy
+from trainer.optim.states import OptimizerState, optimizer_state
 
 SIDE = 2
 """Elements along each dimension of what is tried: one alone hides a factor, such as the rate of LAMB."""
@@ -25,18 +23,16 @@ def why_not(optimizer: torch.optim.Optimizer) -> str:
         (whole, state), (half, _) = _tried(optimizer, 1), _tried(optimizer, 2)
     except Exception as error:  # a user's optimizer may need more than a gradient
         return f"cannot be tried with a part of the gradients: {first_line(error)}"
-    kept = OptimizerState(**{key: state[key] for key in ("state", "param_groups") if key in state})
-    beside = [key for key in state if key not in ("state", "param_groups")] + [*kept.of_no_parameter]
-    if beside:
+    if beside := [*state.others, *state.of_no_parameter]:
         return f"keeps {beside[0]} beside the state of its parameters"
     same = all(torch.equal(a, b) for a, b in zip(whole[::2], half[::2], strict=True))
     return "" if same else "updates a parameter by the gradients of all (a norm of the whole gradient, or the like)"
 
 
-def _tried(optimizer: torch.optim.Optimizer, every: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
+def _tried(optimizer: torch.optim.Optimizer, every: int) -> tuple[list[torch.Tensor], OptimizerState]:
     """Small parameters after some updates with every n-th gradient, and the state of the optimizer."""
     generator = torch.Generator().manual_seed(0)
-    shapes = [(SIDE,) * p.dim() for group in optimizer.param_groups for p in group["params"]]
+    shapes = [(SIDE,) * p.dim() for p in parameters_of(optimizer)]
     parameters = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
     tried = small_copy(optimizer, parameters)
     for size in SIZES:
@@ -44,4 +40,4 @@ def _tried(optimizer: torch.optim.Optimizer, every: int) -> tuple[list[torch.Ten
             gradient = size * torch.randn(parameter.shape, generator=generator)
             parameter.grad = None if number % every else gradient
         tried.step()
-    return [parameter.detach() for parameter in parameters], tried.state_dict()
+    return [parameter.detach() for parameter in parameters], optimizer_state(tried.state_dict())

@@ -35,7 +35,7 @@ def state_keys(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> StateK
 
 def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
     """The state keys of each parameter, from an update of a copy with parameters of one element."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     stand_ins = [torch.zeros((1,) * p.dim(), dtype=p.dtype, device=p.device) for p in parameters]
     for stand_in in stand_ins:
         stand_in.requires_grad_().grad = torch.zeros_like(stand_in)
@@ -58,7 +58,7 @@ def _tried(optimizer: torch.optim.Optimizer) -> Iterator[frozenset[str] | None]:
 def small_copy(optimizer: torch.optim.Optimizer, stand_ins: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
     """A copy of an optimizer with a small tensor, of as many dimensions, in place of each parameter. It has no
     hooks."""
-    parameters, state = _parameters(optimizer), optimizer.state
+    parameters, state = parameters_of(optimizer), optimizer.state
     begun = {
         one: _small(state[p], one) for p, one in zip(parameters, stand_ins, strict=True) if p in state
     }  # Adagrad's
@@ -104,7 +104,7 @@ def load_by_name(
     """
     states, live = by_name(saved, saved_names), state_keys(optimizer, names)
     carried, now = plan_transfer(saved_keys(kind, states, live.tables), live), optimizer.state_dict()
-    parameters = {name: p.detach() for name, p in zip(names, _parameters(optimizer), strict=False)}
+    parameters = {name: p.detach() for name, p in zip(names, parameters_of(optimizer), strict=False)}
     found = states_to_load(carried, states, parameters)
     source = saved if carried.same else None
     optimizer.load_state_dict(put(now, names, {**by_name(now, names), **found}, source))
@@ -132,5 +132,6 @@ def _parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return list(optimizer.parts.values()) if isinstance(optimizer, DenseAndSparse) else [optimizer]
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """An optimizer's parameters, in the order of its groups."""
     return [p for group in optimizer.param_groups for p in group["params"]]

@@ -109,14 +109,15 @@ def put(
 
 
 def _parts(saved: Mapping[str, Any]) -> list[OptimizerState]:
-    return [_optimizer_state(saved[part]) for part in PARTS] if _is_pair(saved) else [_optimizer_state(saved)]
+    return [optimizer_state(saved[part]) for part in PARTS] if _is_pair(saved) else [optimizer_state(saved)]
 
 
 def _is_pair(saved: Mapping[str, Any]) -> bool:
     return set(saved) == set(PARTS)
 
 
-def _optimizer_state(saved: Mapping[str, Any]) -> OptimizerState:
+def optimizer_state(saved: Mapping[str, Any]) -> OptimizerState:
+    """An optimizer's ``state_dict`` as an object."""
     known = {key: saved[key] for key in ("state", "param_groups") if key in saved}
     return OptimizerState(**known, others={key: value for key, value in saved.items() if key not in known})
 

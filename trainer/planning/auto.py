@@ -51,7 +51,7 @@ class ModelFacts:
         buckets: of gradients; None: there are none, or only the training tells.
         trained: parameters that the optimizer moves.
         in_tables: parameters in sparse tables.
-        shapes: of all parameters, by name.
+        shapes: of all parameters, by name. frozen: names of those that the optimizer does not move.
         optimizer: of a run that resumes, what the optimizer will keep of each parameter that it moves; None: it begins.
         denominator: what a batch's loss is divided by, as ``trainer.metrics.criterion.kind_of`` found.
         part: which part of the file of weights it begins with is taken; empty: all of it, or there is none.
@@ -75,6 +75,7 @@ class ModelFacts:
     trained: int = 0
     in_tables: int = 0
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    frozen: frozenset[str] = frozenset()
     optimizer: StateKeys | None = None
     denominator: str = "samples"
     part: str = ""

@@ -181,6 +181,11 @@ class Share:
     files: Sequence[str] = ()
     workers: Sequence[int] | None = None
 
+    @property
+    def updater(self) -> dict[str, Any]:
+        """The state of the optimizer, as :meth:`trainer.optim.updater.Updater.state` returned it."""
+        return self.common["updater"]  # type: ignore[no-any-return]
+
 
 class MakeUpdater(Protocol):
     """Protocol of the function with which a strategy makes its optimizers."""
@@ -320,7 +325,7 @@ class Strategy(ABC):
 
     def load(self, folder: Path, share: Share) -> None:
         """Restore what :meth:`save` returned. Called on all workers at once, after ``setup`` and after the model."""
-        self.updater.load(**share.common["updater"])
+        self.updater.load(**share.updater)
 
     def persist(self, folder: Path) -> None:
         """Write the servers' parameters into the folder. Called at the end of training, on all workers."""

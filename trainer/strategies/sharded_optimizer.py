@@ -23,13 +23,14 @@ from torch import nn
 
 from trainer.config.schema import CollectiveStrategy, ShardedStrategy
 from trainer.host.sharded import Piece, each_tensor, order_in_memory
-from trainer.optim.states import by_name, put
+from trainer.optim.states import by_name, optimizer_state, put
+from trainer.optim.updater import UpdaterState
 from trainer.strategies.contract import MakeUpdater, Share
 from trainer.strategies.in_ddp import InDdp
 from trainer.strategies.owners import owners
 
-BUCKET = 25 << 20
-"""Bytes of parameters that are sent together."""
+BUCKET = 8 << 20
+"""Bytes of small parameters that are sent together, from a copy; larger ones are sent from where they are."""
 
 
 class ShardedOptimizer(InDdp):
@@ -87,15 +88,14 @@ class ShardedOptimizer(InDdp):
 
     def save(self, folder: Path) -> Share:
         """The optimizer's state in pieces; the first worker also has the places of all others' pieces."""
-        updater = self.updater.state()
-        optimizer = updater["optimizer"]
+        updater = UpdaterState(**self.updater.state())
         writes = self.seat.rank == self.place  # of the first shard group, for all
-        state = each_tensor(optimizer["state"], self._piece) if writes else {}
+        state = each_tensor(optimizer_state(updater.optimizer).state, self._piece) if writes else {}
         with self.group.naming_the_missing("the pieces of the optimizer"):
             found = self.group.gather_objects(_without_tensors(state))
         for others in found[1:]:
             state |= others
-        return Share({"updater": {**updater, "optimizer": {**optimizer, "state": state}}})
+        return Share({"updater": vars(replace(updater, optimizer={**updater.optimizer, "state": state}))})
 
     def _piece(self, tensor: torch.Tensor) -> Piece:
         return Piece(tensor, (self.seat.rank,), tuple(tensor.shape), tuple(order_in_memory(tensor)))
@@ -105,11 +105,10 @@ class ShardedOptimizer(InDdp):
 
     def load(self, folder: Path, share: Share) -> None:
         """Load the state of this worker's parameters alone."""
-        updater = share.common["updater"]
-        states = by_name(updater["optimizer"], updater["names"])
+        updater = UpdaterState(**share.updater)
+        states = by_name(updater.optimizer, updater.names)
         owned = {name: state for name, state in states.items() if name in self.owned}
-        optimizer = put(updater["optimizer"], updater["names"], owned)
-        super().load(folder, Share({**share.common, "updater": {**updater, "optimizer": optimizer}}, share.own))
+        self.updater.load(**vars(replace(updater, optimizer=put(updater.optimizer, updater.names, owned))))
         self._forget_others()
 
 

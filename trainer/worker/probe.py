@@ -76,7 +76,8 @@ def probe(
         kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         moved = rates(model, config.optimizer)
-        trained = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad and moved[n].lr}
+        frozen = {name for name, p in model.named_parameters() if not (p.requires_grad and moved[name].lr)}
+        trained = {name: p.numel() for name, p in model.named_parameters() if name not in frozen}
         loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern, denominator = ("", SAMPLES) if facts is None else check_outputs(config, model, loss, facts)
@@ -97,6 +98,7 @@ def probe(
         trained=sum(trained.values()),
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
+        frozen=frozenset(frozen),
         optimizer=kept,
         part=part,
         unfused=unfused,
