@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.checkpoint.tensor_tree import on_device
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
-from trainer.strategies.comm_hooks import register
+from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.contract import MakeUpdater, Share
+from trainer.strategies.dgc import Dgc
 from trainer.strategies.in_group import InGroup
 
 
@@ -41,11 +42,11 @@ class Collective(InGroup):
                 gradient_as_bucket_view=self.options.gradient_as_bucket_view,
                 static_graph=self.options.static_graph,
             )
-        self.memory = register(self.ddp, self.options)
+        self.memory = register(self.ddp, self.options, self.updater)
         return self.ddp
 
     def weight(self, denominator: float) -> float | torch.Tensor:
-        return self.group.weight(denominator)
+        return self.group.weight(denominator) * (self.seat.size if self.options.gradient_scale == "sum" else 1)
 
     @contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -69,7 +70,7 @@ class Collective(InGroup):
             super().backward(loss)
 
     def step(self, samples: int) -> None:
-        self.updater.step()
+        (self.memory if isinstance(self.memory, Dgc) else self.updater).step()
 
     def synchronize(self) -> None:
         self.group.agree_on_buffers(self.model)
@@ -78,7 +79,7 @@ class Collective(InGroup):
         """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first.
         A ring of three or more workers adds up each part of a bucket from another worker on, and PowerSGD's factors
         are of buckets."""
-        return self.seat.size > 2 or self.memory is not None
+        return self.seat.size > 2 or isinstance(self.memory, PowerSgd)
 
     def save(self, folder: Path) -> Share:
         own = {} if self.memory is None else {"of": [self.seat.rank, self.seat.size], "memory": self.memory.state()}
@@ -87,6 +88,8 @@ class Collective(InGroup):
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         is_its_own = share.own.get("of") == [self.seat.rank, self.seat.size]  # else it goes with other gradients
+        if isinstance(self.memory, Dgc):
+            self.memory.forget()  # what a rehearsal has left
         if self.memory is not None and is_its_own:
             self.memory.load(**on_device(share.own["memory"], self.seat.device))
 
