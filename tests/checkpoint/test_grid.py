@@ -134,6 +134,14 @@ STRATEGIES = {
         ),
         (*SERVED, "strategy=pserver_geo", "strategy.k_steps=3", "strategy.overlap=false"),
     ),
+    "dgc": tuple(
+        (
+            *(*DIGITS, "launch.nproc=2", "strategy=collective", "strategy.comm_hook=dgc", "optimizer.momentum=0.9"),
+            *("strategy.dgc.min_size=100", "strategy.dgc.sparsity=[0.5,0.9]", "strategy.dgc.rampup_step=4"),
+            f"strategy.dgc.rampup_begin_step={begin}",
+        )
+        for begin in (0, 3)
+    ),
     "sharded": (
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
@@ -144,7 +152,7 @@ STRATEGIES = {
     ),
 }
 
-AVERAGED = ("single", "collective", "sharded", "sharded optimizer", "local_sgd", "pserver_sync")
+AVERAGED = ("single", "collective", "dgc", "sharded", "sharded optimizer", "local_sgd", "pserver_sync")
 """The others refuse averaged weights."""
 
 
@@ -236,7 +244,7 @@ def test_resumed_run_is_the_undisturbed_one(
     assert updates == -(-BATCHES // cell.merge)
     if "launch.nproc=2" in cell.told:
         second = tensor_tree.read(store.folder_of(Path("whole/run/checkpoints"), 1) / store.part_of(1), ["model"])
-        of_its_own = cell.strategy == "local_sgd" or "strategy.comm_hook=powersgd" in cell.told
+        of_its_own = cell.strategy in ("local_sgd", "dgc") or "strategy.comm_hook=powersgd" in cell.told
         assert (second["model"] is None) != of_its_own, "the first one's part has it for all"
     for position in cell.positions:
         run = Path(position) / "run"

@@ -16,6 +16,7 @@ from trainer.checkpoint.tensor_tree import read
 AT, LAST = 10, 14
 KINDS = {
     "comm_hook=powersgd": ("strategy=collective", "strategy.comm_hook=powersgd", "strategy.powersgd.start_step=3"),
+    "comm_hook=dgc": ("strategy=collective", "strategy.comm_hook=dgc", "strategy.dgc.min_size=100"),
     "wire=int8": ("strategy=pserver_sync", "strategy.wire=int8", "launch.servers=1"),
 }
 

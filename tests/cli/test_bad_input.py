@@ -306,7 +306,21 @@ KNOBS = """
         strategy.streaming.delay=4 | before the next one => strategy.k_steps=5
     launch.nproc=2 strategy=local_sgd strategy.exchange=fp8 | full, bf16, int8 => strategy.exchange=
     launch.nproc=2 strategy=collective strategy.comm_hook=fp8
-        strategy.comm_hook=fp8 | none, fp16, bf16, powersgd => strategy.comm_hook=
+        strategy.comm_hook=fp8 | none, fp16, bf16, powersgd, dgc => strategy.comm_hook=
+    launch.nproc=2 strategy=collective strategy.dgc.sparsity=[0.9]
+        strategy.dgc.sparsity=[0.9] | nothing is compressed => strategy.comm_hook=dgc
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc optimizer=adam
+        strategy.comm_hook=dgc | the momentum of SGD => optimizer=momentum
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc strategy.clip_norm=1
+        strategy.clip_norm=1 | the whole gradient => strategy.dgc.clip_norm=1
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc strategy.find_unused_parameters=true
+        strategy.find_unused_parameters=true | do not use it => strategy.comm_hook=none
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc on_nonfinite=skip
+        on_nonfinite=skip | would spoil the next ones => on_nonfinite=rewind
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc max_steps=10 strategy.dgc.rampup_begin_step=10
+        strategy.dgc.rampup_begin_step=10 | no gradient => strategy.dgc.rampup_begin_step=1
+    launch.nproc=2 strategy=collective strategy.comm_hook=dgc +optimizer.dampening=0.1
+        optimizer.dampening | whole => +optimizer.dampening=0
     strategy=collective strategy.comm_hook=bf16 | strategy.comm_hook=bf16 | one worker => strategy.comm_hook=none
     launch.nproc=2 strategy=collective strategy.powersgd.rank=4
         strategy.powersgd.rank=4 | nothing is compressed => strategy.comm_hook=powersgd

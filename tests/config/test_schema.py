@@ -178,8 +178,8 @@ def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
     words = """
         GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature host id image job level
-        minute pixel preemption process push restart rewind part row sample second slot step thread unit update use
-        validation value worker
+        minute number part pixel preemption process push restart rewind row sample second slot step thread unit update
+        use validation value worker
     """
     assert units <= {*words.split(), "steps or event time"}
 

@@ -95,6 +95,13 @@ OTHERS = {
     "schedule_free": Case(1, [*STACK, "strategy=single", "optimizer=schedule_free"]),
     "muon": Case(1, [*STACK, "strategy=single", "optimizer=muon"]),
     "layer_decay": Case(1, [*STACK, "strategy=single", "optimizer.layer_decay=0.9"]),
+    "dgc": Case(
+        2, [*LENET, "data.labels=side", "strategy=collective", "strategy.comm_hook=dgc", "strategy.dgc.min_size=100"]
+    ),
+    "post_local": Case(2, [*STACK, "strategy=local_sgd", "strategy.begin=gradients", "strategy.begin_step=20"]),
+    "diloco": Case(2, [*STACK, "strategy=local_sgd", "strategy.k_steps=2", "strategy.outer.momentum=0.9"]),
+    # how far the next average is follows from losses
+    "adaptive": Case(2, [*STACK, "strategy=local_sgd", "strategy.k_steps=2", "strategy.adaptive=true"], update=1),
     # torch's own hook waits after each of its buckets (one here), and for two copies before its first
     "powersgd": Case(
         2, [*LENET, "data.labels=side", "strategy=collective", "strategy.comm_hook=powersgd", POWERSGD], update=1.1

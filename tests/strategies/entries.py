@@ -206,6 +206,17 @@ def compressed(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, An
         return {"after": after, "errors": errors, "gauges": strategy.gauges()}
 
 
+def gathered(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """As ``step_by_step``, with DGC: also what this worker has kept, and how it has compressed."""
+    with taking_part(seat, payload) as run:
+        after = [parameters(run)]
+        for epoch in range(epochs):
+            train_epoch(run, epoch)
+            after.append(parameters(run))
+        kept = {name: value.numpy().copy() for name, value in run.strategy.memory.kept.items()}
+        return {"after": after, "kept": kept, "gauges": run.strategy.gauges()}
+
+
 def step_by_step(seat: Seat, payload: dict[str, Any], epochs: int) -> dict[str, Any]:
     """Epochs of ``limit_train_batches`` updates; the parameters after each, and after settling at the end."""
     with taking_part(seat, payload) as run:

@@ -68,6 +68,15 @@ OTHERS = {
     "errors": Case("compressed", (*SIZE, "model=flat", *PLAIN, *ONE_STEP, *POWERSGD), {"epochs": 12}),
     "gated, compressed": Case("trained", (*SIZE, *GATED, *UNUSED, *POWERSGD)),
     "many buckets, compressed": Case("trained", (*LOW_RANK, *POWERSGD, *SMALL, "model=lenet")),
+    "added": Case(
+        "trained",
+        (
+            *SIZE,
+            "strategy.gradient_scale=sum",
+            f"optimizer.lr={0.05 / WORKERS}",
+            f"optimizer.weight_decay={0.01 * WORKERS}",
+        ),
+    ),
     "own norms": Case("settled", (*SIZE, "model=norm_net", "data.train_samples=25", *UNEVEN)),
     "unused": Case("failing", (*SIZE, *GATED, "model.gated=false")),
     "changing": Case("failing", (*SIZE, *GATED, "strategy.static_graph=true", "strategy.timeout_s=5")),
@@ -78,7 +87,7 @@ OTHERS = {
 def wanted(request: pytest.FixtureRequest) -> set[str]:
     """Cases that are asked for: those of the parametrized tests that are to run, and of all others."""
     asked = {name for parameter in ("case", "hook") for (name,) in selected(request, parameter)}
-    return asked | {"low rank", "errors", "own norms", "unused", "changing"}
+    return asked | {"low rank", "errors", "added", "own norms", "unused", "changing"}
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +120,13 @@ def test_knobs_that_change_no_number_equal_one_process(together: dict[str, Any],
     for answer in together[case]:
         assert greatest_difference(answer["parameters"], truth) < 1e-10
         assert answer["validation"] == pytest.approx(validation, abs=1e-10)
+
+
+def test_added_gradients_are_as_many_means_as_there_are_workers(together: dict[str, Any]) -> None:
+    """With a rate for each worker, and the decay of all in the gradient, an update is that of the mean."""
+    truth, *_ = by_hand(payload("collective", WORKERS, SIZE)["config"], WORKERS)
+    for answer in together["added"]:
+        assert greatest_difference(answer["parameters"], truth) < 1e-10
 
 
 @pytest.mark.parametrize("case", AS_SINGLE)

@@ -63,6 +63,7 @@ class ModelFacts:
         loss_by_sample: the loss can tell the loss of each sample.
         speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
         precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
+        sizes: numbers of each parameter that the optimizer moves.
         rules: which parameters the optimizer updates by which rule, in words; empty: all by one.
     """
 
@@ -88,6 +89,7 @@ class ModelFacts:
     loss_by_sample: bool = True
     speeds: dict[str, float] = field(default_factory=dict)
     precision_before: tuple[str, str] = ("", "")
+    sizes: tuple[int, ...] = ()
     rules: str = ""
 
 

@@ -111,6 +111,7 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
         loss,
         _late_momentum(checked),
         _small_batch(checked),
+        checked.declaration.concern(model.sizes),
         *_schedule_free(checked, model),
         checked.classes.said,
         checked.head,
@@ -178,7 +179,7 @@ def make_plan(checked: Checked, model: ModelFacts, machine: Machine, paths: Path
             traits=checked.declaration.traits,
             entries={**checked.declaration.entries, "worker": ENTRIES[config.mode]},
             transport=transport_of(config, checked.declaration.roles(checked.workers, config.launch)),
-            exchange=checked.declaration.exchange(model.trained, 8 if chosen.precision == "fp64" else 4),
+            exchange=checked.declaration.exchange(model.sizes, 8 if chosen.precision == "fp64" else 4),
             buckets=None if how.compile else model.buckets,  # the compiler orders the gradients
         ),
         topology=_topology(checked),

@@ -101,9 +101,9 @@ def check_nonfinite(checked: Checked) -> None:
         why = f"with strategy={declaration.name} a worker's update cannot be left out: the optimizer is elsewhere"
         raise UserError(what, why, f"{STOP} (or strategy=collective)")
     if config.on_nonfinite == "skip":
-        if config.node("strategy").get("comm_hook") == "powersgd":
+        if (hook := config.node("strategy").get("comm_hook")) in ("powersgd", "dgc"):
             why = (
-                "what strategy.comm_hook=powersgd leaves out of a gradient that is not finite would spoil the next ones"
+                f"what strategy.comm_hook={hook} leaves out of a gradient that is not finite would spoil the next ones"
             )
             raise UserError(what, why, "on_nonfinite=rewind (or strategy.comm_hook=none)")
         return

@@ -18,6 +18,7 @@ from trainer.planning.plan import GEO, Plan, Resume
 from trainer.planning.restart_checks import EACH, STRATEGIES
 from trainer.planning.resume_changes import (
     HARMLESS,
+    MEMORIES,
     begin_anew,
     check_ages,
     completed,
@@ -265,8 +266,8 @@ def _kept_at_one_place(plan: Plan, about: store.About) -> str:
     strategy = completed(about.config.get("strategy", {}), {"entry": asdict(Entry())}, "strategy.")
     if about.strategy == SYNC and (wire := strategy.get("wire", "full")) != "full":
         return f"what strategy.wire={wire} has rounded off would be lost"
-    if strategy.get("comm_hook") == "powersgd":
-        return "what strategy.comm_hook=powersgd has left out would be lost"
+    if (hook := strategy.get("comm_hook")) in ("powersgd", "dgc"):
+        return f"what strategy.comm_hook={hook} has left out would be lost"
     if about.strategy == SYNC and (strategy.get("evict_after") is not None or strategy.get("entry") != asdict(Entry())):
         return "workers that keep whole tables neither drop rows nor let them in late"
     if plan.strategy.name == SYNC and not plan.strategy.traits.exact:
@@ -318,7 +319,7 @@ def _other_replicas(plan: Plan, about: store.About) -> Iterator[str]:
 def _other_errors(plan: Plan, about: store.About) -> Iterator[str]:
     """Yield why updates differ from before, if workers with compression errors are now more or fewer."""
     strategy = about.config.get("strategy", {})
-    for option, value in (("comm_hook", "powersgd"), ("wire", "int8")):
+    for option, value in MEMORIES:
         if strategy.get(option) == value and about.workers != plan.topology.workers:
             yield (
                 f"the run had {counted(about.workers, 'worker')}, each with what strategy.{option}={value} has "

@@ -270,7 +270,7 @@ ORDER_AT_SERVERS = (
     "strategy.slice_above",
 )
 """Keys on which the order of the elements in a server's vector depends."""
-MEMORIES = (("comm_hook", "powersgd"), ("wire", "int8"))
+MEMORIES = (("comm_hook", "powersgd"), ("comm_hook", "dgc"), ("wire", "int8"))
 """Options of strategies whose workers keep what they have left out of their gradients."""
 
 

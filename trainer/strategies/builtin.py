@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from trainer.config import schema
 from trainer.config.instantiate import locate
-from trainer.config.keys import spelled
 from trainer.config.run_config import RunConfig
-from trainer.config.schema.strategy import Entry, OuterOptions, PowerSgdOptions, StreamingOptions
+from trainer.config.schema.strategy import DgcOptions, Entry, OuterOptions, PowerSgdOptions, StreamingOptions
 from trainer.errors import UserError
 from trainer.host import hardware
 from trainer.strategies.contract import Declaration, Traits
-from trainer.wording import counted, sized
 
 if TYPE_CHECKING:
     import torch
 
 
+COMM_HOOK_CHECKS, LOCAL_SGD_CHECKS = "trainer.strategies.comm_hook_checks", "trainer.strategies.local_sgd_checks"
+SHARDED_CHECKS = "trainer.strategies.sharded_checks"
+"""Modules of options that few runs use."""
 SEVERAL = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.ips")
 """The keys that ask for more than one worker."""
 
@@ -51,13 +52,26 @@ class CollectiveDeclaration(Declaration):
 
     @property
     def traits(self) -> Traits:
-        own_errors = self.comm_hook == "powersgd"  # what it left out of a gradient is each worker's own
-        return Traits(exact=self.comm_hook == "none", same_everywhere=not own_errors, scatters=True, skips=True)
+        own_errors = self.comm_hook in ("powersgd", "dgc")  # what it left out of a gradient is each worker's own
+        exact = self.comm_hook == "none" and self.options.gradient_scale == "mean"
+        return Traits(exact=exact, same_everywhere=not own_errors, scatters=True, skips=True)
 
     @property
     def comm_hook(self) -> str:
-        """The option that names what is sent instead of whole gradients (fp16, bf16, powersgd), or ``none``."""
+        """The option that names what is sent instead of whole gradients (fp16, bf16, powersgd, dgc), or ``none``."""
         return str(self.options.comm_hook)
+
+    def exchange(self, sizes: Sequence[int], size: int) -> str:
+        return "" if self._plain else str(locate(f"{COMM_HOOK_CHECKS}:exchange")(self.options, sizes, size))
+
+    def concern(self, sizes: Sequence[int]) -> str:
+        return "" if self._plain else str(locate(f"{COMM_HOOK_CHECKS}:concern")(self.options, sizes))
+
+    @property
+    def _plain(self) -> bool:
+        """Whether gradients travel as they are, and no option of another hook is set."""
+        options = self.options
+        return (options.comm_hook, options.powersgd, options.dgc) == ("none", PowerSgdOptions(), DgcOptions())
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -83,35 +97,17 @@ class CollectiveDeclaration(Declaration):
                     "strategy.find_unused_parameters=false (or strategy.static_graph=false)",
                 )
             )
-        return refused + list(self._refuse_hook(config, workers))
-
-    def _refuse_hook(self, config: RunConfig, workers: int) -> Iterator[UserError]:
-        hook, powersgd = f"strategy.comm_hook={self.comm_hook}", self.options.powersgd
-        if self.comm_hook != "none" and workers == 1:
-            yield UserError(hook, "one worker exchanges no gradients", "strategy.comm_hook=none (or launch.nproc=2)")
-        if self.comm_hook != "powersgd":
-            for name, default in asdict(PowerSgdOptions()).items():
-                if (value := getattr(powersgd, name)) != default:
-                    yield UserError(
-                        f"strategy.powersgd.{name}={value}",
-                        f"with {hook} nothing is compressed that way",
-                        "strategy.comm_hook=powersgd",
-                    )
-            return
-        if config.precision == "fp16":
-            why = "what it leaves out of a gradient is added to the next, and with fp16 each has a scale of its own"
-            yield UserError("precision=fp16", f"{hook}: {why}", "precision=bf16 (or strategy.comm_hook=fp16)")
-        if config.max_steps is not None and powersgd.start_step >= config.max_steps:
-            why = f"with max_steps={config.max_steps} no gradient would be compressed"
-            yield UserError(
-                f"strategy.powersgd.start_step={powersgd.start_step}",
-                why,
-                f"strategy.powersgd.start_step={max(2, config.max_steps // 10)}",
-            )
+        return (
+            refused
+            if self._plain
+            else refused + list(locate(f"{COMM_HOOK_CHECKS}:refuse")(self.options, config, workers))
+        )
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
+        if self.comm_hook == "dgc":
+            refused += locate(f"{COMM_HOOK_CHECKS}:refuse_optimizer")(optimizer)
         if sparse and self.comm_hook != "none":
             why = f"is for dense gradients, and those of {sparse[0]} are sparse"
             refused.append(UserError(f"strategy.comm_hook={self.comm_hook}", why, "strategy.comm_hook=none"))
@@ -119,10 +115,6 @@ class CollectiveDeclaration(Declaration):
             why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
             refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))
         return refused
-
-
-OF_WHOLE_MATRICES = ("Muon",)
-"""Optimizers, ours and torch's, with a rule for whole matrices."""
 
 
 class ShardedDeclaration(Declaration):
@@ -144,63 +136,11 @@ class ShardedDeclaration(Declaration):
         return Traits(exact=exact, scatters=True, skips=True, shards=not self.options.whole_model)
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
-        refused, options = super().refuse(config, workers), self.options
-        group = options.shard_group
-        if workers == 1:
-            why = "one worker has nobody to share the model with"
-            refused.append(UserError("strategy=sharded", why, "launch.nproc=2 (or strategy=single)"))
-        elif group is not None and (group < 2 or workers % group):
-            why = f"{workers} workers do not make groups of {group}"
-            instead = next(n for n in range(2, workers + 1) if workers % n == 0)
-            refused.append(UserError(f"strategy.shard_group={group}", why, f"strategy.shard_group={instead}"))
-        refused += self._refuse_unused()
-        if config.compile is True and not self.options.whole_model:
-            why = "strategy=sharded gathers parameters between the parts that torch would compile as one"
-            refused.append(UserError("compile=true", why, "compile=false (or strategy=collective)"))
-        for key in ("param_dtype", "reduce_dtype"):
-            if getattr(options, key) == "fp16" and config.precision != "fp16":
-                why = "fp16 overflows above 65504 without a loss scale"
-                refused.append(UserError(f"strategy.{key}=fp16", why, f"strategy.{key}=bf16 (or precision=fp16)"))
-        if options.offload and (config.device == "cpu" or not hardware.gpus()):
-            why = "without a GPU the model is in the memory of the host"
-            refused.append(UserError("strategy.offload=true", why, "strategy.offload=false"))
-        return refused
-
-    def _refuse_unused(self) -> Iterator[UserError]:
-        """Refuse keys that the kind of shards has no use for."""
-        whole, usual = self.options.whole_model, schema.ShardedStrategy
-        for key in ("wrap", "param_dtype", "offload") if whole else ("find_unused_parameters",):
-            if (value := getattr(self.options, key)) != getattr(usual, key):
-                why = "the model is whole on each worker" if whole else "FSDP takes parameters that a step does not use"
-                instead = f"strategy.{key}={spelled(getattr(usual, key))}"
-                other = "strategy.shard=parameters" if whole else "strategy.shard=optimizer"
-                what = f"strategy.{key}={spelled(value)}"
-                yield UserError(what, f"with strategy.shard={self.options.shard} {why}", f"{instead} (or {other})")
+        return super().refuse(config, workers) + list(locate(f"{SHARDED_CHECKS}:refuse")(self.options, config, workers))
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
-        if sparse:
-            why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
-            refused.append(UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)"))
-        if self.options.whole_model:
-            if why := locate("trainer.optim.separable:why_not")(optimizer):  # imports torch
-                what, kind = "strategy.shard=optimizer", type(optimizer).__name__
-                refused.append(UserError(what, f"{kind} {why}", "strategy.shard=parameters (or strategy=collective)"))
-            return refused
-        if type(optimizer).__name__ in OF_WHOLE_MATRICES:
-            why = "strategy=sharded gives each worker a shard of a gradient, and Muon steps by whole matrices"
-            other = "strategy.shard=optimizer (or strategy=collective, or optimizer=adamw)"
-            refused.append(UserError("optimizer=muon", why, other))
-        scalars = [name for name, parameter in model.named_parameters() if not parameter.dim()]
-        try:
-            locate("trainer.models.blocks:chosen")(model, self.options.wrap, "strategy.wrap")  # imports torch
-        except UserError as error:
-            refused.append(error)
-        if scalars:
-            why = f"FSDP cuts parameters along their first dimension, and {scalars[0]} has none"
-            refused.append(UserError("strategy=sharded", why, "strategy=collective (or a parameter of shape (1,))"))
-        return refused
+        return refused + list(locate(f"{SHARDED_CHECKS}:refuse_model")(self.options, model, optimizer))
 
 
 class EvaluatorsDeclaration(Declaration):
@@ -233,45 +173,12 @@ class LocalSgdDeclaration(Declaration):
         exact = options.k_steps == 1 and plain and not options.adaptive
         return Traits(exact=exact, same_everywhere=False, scatters=True, skips=True, replicas=True)
 
-    def exchange(self, numbers: int, size: int) -> str:
-        options, streaming = self.options, self.options.streaming
-        sent = sized(numbers * {"full": size, "bf16": 2, "int8": 1}[options.exchange])
-        said = f"{sent} of each worker every {counted(options.k_steps, 'update')}"
-        said += " at first, then as the loss says (1 to 16)" if options.adaptive else ""
-        said += f", in {counted(streaming.fragments, 'part')} in turn" if streaming.fragments > 1 else ""
-        said += f"; {options.begin} after each of the first {options.begin_step}" if options.begin_step else ""
-        return said
+    def exchange(self, sizes: Sequence[int], size: int) -> str:
+        return str(locate(f"{LOCAL_SGD_CHECKS}:exchange")(self.options, sizes, size))
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
-        refused, options, streaming = super().refuse(config, workers), self.options, self.options.streaming
-        if options.begin == "gradients" and not options.begin_step:
-            why = "with strategy.begin_step=0 no gradients are averaged"
-            refused.append(UserError("strategy.begin=gradients", why, "strategy.begin_step=1000"))
-        if options.begin == "gradients" and config.on_nonfinite == "skip":
-            why = "a worker that leaves out its update alone would leave the others waiting for its gradients"
-            refused.append(UserError("on_nonfinite=skip", why, "strategy.begin=parameters (or on_nonfinite=rewind)"))
-        if options.adaptive and streaming.fragments > 1:
-            why = "strategy.adaptive=true finds the next average of the whole model"
-            refused.append(
-                UserError(f"strategy.streaming.fragments={streaming.fragments}", why, "strategy.adaptive=false")
-            )
-        if streaming.fragments > options.k_steps and not options.adaptive:
-            why = f"in strategy.k_steps={options.k_steps} updates no more fragments have their turn"
-            instead = f"strategy.streaming.fragments={options.k_steps}"
-            refused.append(UserError(f"strategy.streaming.fragments={streaming.fragments}", why, instead))
-        if streaming.delay and (streaming.delay >= options.k_steps or options.adaptive):
-            why = "an average is used before the next one of the same parameters begins"
-            instead = f"strategy.k_steps={streaming.delay + 1}" + (
-                " strategy.adaptive=false" if options.adaptive else ""
-            )
-            refused.append(UserError(f"strategy.streaming.delay={streaming.delay}", why, instead))
-        for limit, value in (("clip_norm", self.options.clip_norm), ("clip_value", self.options.clip_value)):
-            if value is not None and self.options.k_steps == 1 and workers > 1:
-                why = "local_sgd clips each worker's own gradient, so with k_steps=1 it is not what collective does"
-                refused.append(
-                    UserError(f"strategy.{limit}={value}", why, "strategy.k_steps=2 (or strategy=collective)")
-                )
-        return refused
+        refused = super().refuse(config, workers)
+        return refused + list(locate(f"{LOCAL_SGD_CHECKS}:refuse")(self.options, config, workers))
 
 
 ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from trainer.checkpoint.tensor_tree import on_device
 from trainer.config.schema import CollectiveStrategy
 from trainer.strategies.contract import MakeUpdater, Share
+from trainer.strategies.dgc import Dgc
 from trainer.strategies.in_ddp import InDdp
 
 
@@ -23,6 +25,15 @@ class Collective(InDdp):
         self.updater = make_updater(model)
         return self.in_ddp(model, self.options)
 
+    def weight(self, denominator: float) -> float | torch.Tensor:
+        return super().weight(denominator) * (self.seat.size if self.options.gradient_scale == "sum" else 1)
+
+    def step(self, samples: int) -> None:
+        if isinstance(self.memory, Dgc):
+            self.memory.step()
+        else:
+            super().step(samples)
+
     def save(self, folder: Path) -> Share:
         own = {} if self.memory is None else {"of": [self.seat.rank, self.seat.size], "memory": self.memory.state()}
         return Share({"updater": self.updater.state()}, own)
@@ -30,6 +41,8 @@ class Collective(InDdp):
     def load(self, folder: Path, share: Share) -> None:
         super().load(folder, share)
         is_its_own = share.own.get("of") == [self.seat.rank, self.seat.size]  # else it goes with other gradients
+        if isinstance(self.memory, Dgc):
+            self.memory.forget()  # what a rehearsal has left
         if self.memory is not None and is_its_own:
             self.memory.load(**on_device(share.own["memory"], self.seat.device))
 

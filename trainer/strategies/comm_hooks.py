@@ -1,4 +1,5 @@
-"""What DDP's workers send instead of whole gradients: fp16 or bf16 halves, or PowerSGD's low-rank factors."""
+"""What DDP's workers send instead of whole gradients: fp16 or bf16 halves, PowerSGD's low-rank factors, or DGC's
+greatest values."""
 
 # No `from __future__ import annotations` here: DDP compares a hook's annotations with the types themselves.
 
@@ -12,6 +13,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.schema import CollectiveStrategy
+from trainer.optim.updater import Updater
+from trainer.strategies.dgc import Dgc, sparse_exchange
 
 Layout = dict[int, list[tuple[int, int]]]
 """For each bucket, (number, elements) of its parameters."""
@@ -102,10 +105,14 @@ def _low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
     return exchanged
 
 
-def register(ddp: DistributedDataParallel, options: CollectiveStrategy) -> PowerSgd | None:
-    """Register the hook of ``strategy.comm_hook`` with DDP; returns its :class:`PowerSgd` state, or None."""
+def register(ddp: DistributedDataParallel, options: CollectiveStrategy, updater: Updater) -> PowerSgd | Dgc | None:
+    """Register the hook of ``strategy.comm_hook`` with DDP; returns the state of PowerSGD or DGC, or None."""
     if options.comm_hook in HALVES:
         ddp.register_comm_hook(None, HALVES[options.comm_hook])
+    if options.comm_hook == "dgc":
+        gathered = Dgc(ddp.module.named_parameters(), options.dgc, updater, dist.get_world_size())
+        ddp.register_comm_hook(gathered, sparse_exchange)
+        return gathered
     if options.comm_hook != "powersgd":
         return None
     memory = PowerSgd(ddp.module.parameters(), options.powersgd.rank, options.powersgd.start_step)

@@ -91,12 +91,16 @@ class Declaration(ABC):
         """Whether workers lease training data in blocks during an epoch, instead of splitting it beforehand."""
         return self.traits.leases and config.data.work in (("auto", "leased") if config.sampler.shard else ("leased",))
 
-    def exchange(self, numbers: int, size: int) -> str:
+    def exchange(self, sizes: Sequence[int], size: int) -> str:
         """What the workers exchange and when, in words for the plan; empty: nothing to say.
 
         Args:
-            numbers: of the model's trained parameters. size: bytes of one.
+            sizes: numbers of each trained parameter of the model. size: bytes of a number.
         """
+        return ""
+
+    def concern(self, sizes: Sequence[int]) -> str:
+        """A warning about a model with these parameters, which can run; usually empty."""
         return ""
 
     def roles(self, workers: int, launch: LaunchConfig) -> dict[str, int]:

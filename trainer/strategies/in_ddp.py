@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
-from trainer.strategies.comm_hooks import register
+from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.in_group import InGroup
 
 
@@ -21,7 +21,8 @@ class InDdp(InGroup):
     Buffers are not broadcast in each forward: ``synchronize`` agrees on them where they are read."""
 
     def in_ddp(self, model: nn.Module, options: CollectiveStrategy) -> nn.Module:
-        """Wrap the model, after the equal start; sets ``model``, ``ddp`` and ``memory`` (of PowerSGD, or None)."""
+        """Wrap the model, after the equal start and the updater; sets ``model``, ``ddp`` and ``memory`` (of PowerSGD or
+        DGC, or None)."""
         self.model, self.static_graph = model, options.static_graph
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # broadcast_buffers is renamed from torch 2.15 on
@@ -35,7 +36,7 @@ class InDdp(InGroup):
                 gradient_as_bucket_view=options.gradient_as_bucket_view,
                 static_graph=options.static_graph,
             )
-        self.memory = register(self.ddp, options)
+        self.memory = register(self.ddp, options, self.updater)
         return self.ddp
 
     def weight(self, denominator: float) -> float | torch.Tensor:
@@ -72,7 +73,7 @@ class InDdp(InGroup):
         """Whether a resumed run must first repeat a backward, because DDP makes other buckets after its first.
         A ring of three or more workers adds up each part of a bucket from another worker on, and PowerSGD's factors
         are of buckets."""
-        return self.seat.size > 2 or self.memory is not None
+        return self.seat.size > 2 or isinstance(self.memory, PowerSgd)
 
     def close(self) -> None:
         self.__dict__.pop("ddp", None)  # its reducer goes before the group

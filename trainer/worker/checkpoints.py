@@ -300,10 +300,9 @@ class Checkpoints:
         with run.strategy.evaluated():
             share = run.strategy.save(folder)
             first = _is_first(run) if share.workers is None else self.seat.rank == share.workers[0]
-            whole = first or not self.shared
+            pieces = None if first or not self.shared else common_state(run, share)
             try:
-                pieces = None if whole else common_state(run, share)
-                packed = Packed(vars(save_state(run, share, epoch, whole)), self.pinned, pieces)
+                packed = Packed(vars(save_state(run, share, epoch, pieces is None)), self.pinned, pieces)
             except TypeError as error:  # raised by the state of a user's callback
                 raise RunFailed(f"no checkpoint can be saved: {error}") from error
         about = ""

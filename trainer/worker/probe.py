@@ -67,10 +67,7 @@ def probe(
         _check_blocks(config, model)
         optimizer, names = _build_optimizer(config.optimizer, model)
         unfused, unfused_by_auto = _unfused(config, device, model, optimizer, names)
-        if any(tables(model)):
-            from trainer.optim.sparse import rule_of
-
-            rule_of(config.optimizer, optimizer)
+        _check_tables(config, model, optimizer)
         if declaration is not None:
             _check_strategy(config, declaration, model, optimizer)
         kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
@@ -96,6 +93,7 @@ def probe(
         lower=lower,
         buckets=buckets,
         trained=sum(trained.values()),
+        sizes=tuple(trained.values()),
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
         frozen=frozenset(frozen),
@@ -108,6 +106,14 @@ def probe(
         loss_by_sample=getattr(loss, "reduction", "") == "mean",
         rules=_rules(trained, [name for name, rate in moved.items() if rate.matrix]),
     )
+
+
+def _check_tables(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Check that the optimizer has a counterpart for the model's tables with sparse gradients, if there are any."""
+    if any(tables(model)):
+        from trainer.optim.sparse import rule_of
+
+        rule_of(config.optimizer, optimizer)
 
 
 def _rules(sizes: Mapping[str, int], matrices: Sequence[str]) -> str:

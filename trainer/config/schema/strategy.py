@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional  # OmegaConf reads them
+from typing import Any, List, Optional  # OmegaConf reads them
 
 from trainer.config.schema.declare import AUTO, LONG, LONGEST_S, key
 
@@ -56,6 +56,21 @@ class PowerSgdOptions:
 
 
 @dataclass
+class DgcOptions:
+    """strategy.dgc: deep gradient compression, the greatest of gathered gradients."""
+
+    rampup_begin_step: int = key(0, "updates with whole gradients before compression begins", "updates", ge=0)
+    rampup_step: int = key(
+        1, "updates in which the shares of sparsity come in turn; the last one stays", "updates", ge=1
+    )
+    sparsity: List[float] = key([0.999], "shares of a large parameter's numbers that are not sent", ge=0, lt=1)
+    clip_norm: Optional[float] = key(
+        None, "greatest L2 norm of each large gradient; a worker's own is clipped at it / sqrt(workers)", gt=0
+    )
+    min_size: int = key(16_384, "numbers of a parameter from which on it is compressed", "numbers", ge=1)
+
+
+@dataclass
 class CollectiveStrategy(GroupStrategy):
     """strategy=collective: DDP, gradients averaged over all workers at every update."""
 
@@ -68,12 +83,18 @@ class CollectiveStrategy(GroupStrategy):
     gradient_as_bucket_view: bool = key(
         True, "gradients lie in the buckets themselves; false: are copied there and back"
     )
+    gradient_scale: str = key(
+        "mean",
+        "an update's gradient: the mean over all samples, or the workers' means added up",
+        choices=("mean", "sum"),
+    )
     comm_hook: str = key(
         "none",
-        "what travels: gradients as they are, as fp16 or bf16, or PowerSGD's low-rank factors",
-        choices=("none", "fp16", "bf16", "powersgd"),
+        "what travels: gradients as they are, in 16 bits, PowerSGD's low-rank factors, or DGC's greatest values",
+        choices=("none", "fp16", "bf16", "powersgd", "dgc"),
     )
     powersgd: PowerSgdOptions = key(PowerSgdOptions, "with comm_hook=powersgd: how gradients are compressed")
+    dgc: DgcOptions = key(DgcOptions, "with comm_hook=dgc: how gradients are compressed")
 
 
 @dataclass
