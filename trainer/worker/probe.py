@@ -73,8 +73,7 @@ def probe(
         kept = _kept(config.optimizer, model, optimizer, names) if config.resume.path not in (None, FRESH) else None
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         moved = rates(model, config.optimizer)
-        frozen = {name for name, p in model.named_parameters() if not (p.requires_grad and moved[name].lr)}
-        trained = {name: p.numel() for name, p in model.named_parameters() if name not in frozen}
+        trained = {n: p.numel() for n, p in model.named_parameters() if p.requires_grad and moved[n].lr}
         loss = stand_in(config.loss, 0 if facts is None else facts.classes)
         call_target(config.node("scheduler"), "scheduler", total_steps=1, steps_per_epoch=1).factor(0)
         concern, denominator = ("", SAMPLES) if facts is None else check_outputs(config, model, loss, facts)
@@ -96,7 +95,7 @@ def probe(
         sizes=tuple(trained.values()),
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
-        frozen=frozenset(frozen),
+        frozen=frozenset(shapes.keys() - trained.keys()),
         optimizer=kept,
         part=part,
         unfused=unfused,
@@ -111,9 +110,7 @@ def probe(
 def _check_tables(config: RunConfig, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Check that the optimizer has a counterpart for the model's tables with sparse gradients, if there are any."""
     if any(tables(model)):
-        from trainer.optim.sparse import rule_of
-
-        rule_of(config.optimizer, optimizer)
+        locate("trainer.optim.sparse:rule_of")(config.optimizer, optimizer)
 
 
 def _rules(sizes: Mapping[str, int], matrices: Sequence[str]) -> str:
