@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-WORDS, WORDS_OF_THE_SERVER = 51_500, 5000
+WORDS, WORDS_OF_THE_SERVER = 51_900, 5000
 """Of all pages, and of docs/reliability.md and docs/protocol.md together."""
 LONGEST_SENTENCE, LONG_SENTENCES = 35, 0
 
