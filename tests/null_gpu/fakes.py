@@ -38,7 +38,7 @@ from trainer.metrics.binary import BinaryExam, BinaryMeter, BinaryObjective
 from trainer.metrics.classification import ClassObjective
 from trainer.metrics.label_rankings import RankingsShown
 from trainer.metrics.sums import SumsObjective
-from trainer.strategies import comm_hooks, in_ddp, process_group
+from trainer.strategies import comm_hooks, dgc, in_ddp, process_group
 from trainer.worker.callbacks import Callbacks
 
 
@@ -75,8 +75,8 @@ class _FirstBuckets:
         return (lambda: False) if name == "_rebuild_buckets" else getattr(self.reducer, name)
 
 
-def _register(ddp: Any, options: Any) -> Any:
-    memory = comm_hooks.register(ddp, options)
+def _register(ddp: Any, options: Any, updater: Any) -> Any:
+    memory = comm_hooks.register(ddp, options, updater)
     in_buckets(ddp, options.comm_hook)
     return memory
 
@@ -97,6 +97,11 @@ class _Done:
     def get_future(self) -> Any:
         done: Any = torch.futures.Future()
         done.set_result([self.tensor])
+        return done
+
+    def as_one(self) -> Any:
+        done: Any = torch.futures.Future()
+        done.set_result(self.tensor)
         return done
 
     def wait(self) -> None:
@@ -176,6 +181,7 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
             (process_group.ProcessGroup, "_wait_until_all_have", lambda self, what: None),
             (process_group.ProcessGroup, "gather_objects", lambda self, own: [own]),
             (in_ddp, "register", _register),
+            (dgc, "_done", lambda buffer: _Done(buffer).as_one()),
         ):
             stack.enter_context(patch.object(place, name, fake))
         yield

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.config.schema import CollectiveStrategy
 from trainer.job.plan_table import exchanged
+from trainer.optim.updater import Updater
 from trainer.planning.auto import Buckets
 from trainer.strategies.comm_hooks import register
 from trainer.worker.gradient_buckets import buckets_of
@@ -115,7 +116,7 @@ def test_buckets_of_the_plan_are_ddps(case: str, dtype: torch.dtype | None) -> N
     assert found is not None and sum(found.sizes) > 0
 
 
-@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd"])
+@pytest.mark.parametrize("hook", ["fp16", "bf16", "powersgd", "dgc"])
 def test_hooks_of_the_exchange_change_no_bucket(hook: str) -> None:
     """torch's own statement of the buckets that it has made again."""
     told = CollectiveStrategy(bucket_cap_mb=0.05, comm_hook=hook)
@@ -124,7 +125,7 @@ def test_hooks_of_the_exchange_change_no_bucket(hook: str) -> None:
     ddp = DistributedDataParallel(
         copy.deepcopy(model), broadcast_buffers=False, init_sync=False, bucket_cap_mb=told.bucket_cap_mb
     )
-    register(ddp, told)
+    register(ddp, told, Updater(torch.optim.SGD(ddp.parameters(), lr=0.1), lambda step: 1.0))
     for _ in range(3):
         ddp(torch.randn(IMAGES)).sum().backward()
     truth = [int(size) for size in ddp._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")]
