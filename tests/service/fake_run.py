@@ -29,6 +29,8 @@ def main() -> int:
         (folder / "twice").touch()
         return 1
     saved, done = folder / f"saved{host}", folder / "done"
+    if saved.exists() and not done.exists() and os.environ.get("TRAINER_RESUME") not in ("auto", "fresh"):
+        return 2  # as trainer: the folder holds a run that did not come to its end
     step = int(saved.read_text()) if os.environ.get("TRAINER_RESUME") == "auto" and saved.exists() else 0
     with (folder / "lives").open("a") as lives:
         print(step, os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0)), file=lives)

@@ -40,6 +40,14 @@ def test_a_thawed_config_is_the_frozen_one(more: tuple[str, ...], tmp_path: Path
     assert plain == before and compose.named_folder(after, "hydra.run.dir") == Path("/a folder/${x}")
 
 
+def test_a_retry_of_a_run_that_began_from_a_checkpoint_begins_there_again(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    with compose.hydra_app() as app:
+        for typed, path in ((), "fresh"), (("resume=before",), "before"):
+            file.write_text(compose.frozen(compose.compose(app, ["+recipe=digits_lenet", *typed])))
+            assert compose.thawed(file, str(tmp_path), "fresh").resume.path == path
+
+
 def test_what_is_edited_after_the_submission_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe is edited, then its folder is removed; of a sweep as well. Only the code's change is said."""
     monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))
@@ -88,8 +96,9 @@ def test_code_is_the_same_until_it_changes(tmp_path: Path) -> None:
     assert len({committed, changed, more, code_version(str(tmp_path))}) == 4
 
 
+@pytest.mark.parametrize("verbs", [("resume", "retry"), ("retry", "resume")])
 def test_a_retry_begins_anew_and_a_resume_goes_on(
-    queue: Queue, add: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+    verbs: tuple[str, str], queue: Queue, add: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trainer.service.engine.start_runner", lambda folder: None)
     runner = Runner(queue, Slots((0,), (), 1 << 40), HERE)
@@ -97,10 +106,10 @@ def test_a_retry_begins_anew_and_a_resume_goes_on(
     begun(run)
     queue.move(run.number, (RUNNING,), asked=CANCEL)
     until(queue, runner, run.number, OVER)
-    for verb in ("resume", "retry"):
+    for verb in verbs:
         ended = queue.run(run.number)
         assert ended is not None and "queued again" in queue_verbs.done(queue, verb, ended)
         run = until(queue, runner, run.number, OVER)
         assert run.state == "done"
-    began_at = [int(line.split()[0]) for line in steps(run)]
-    assert began_at[0] == began_at[2] == 0 < began_at[1]
+    began_at = dict(zip(("submit", *verbs), (int(line.split()[0]) for line in steps(run)), strict=True))
+    assert began_at["submit"] == began_at["retry"] == 0 < began_at["resume"]

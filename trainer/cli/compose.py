@@ -129,7 +129,7 @@ def thawed(file: Path, run_dir: str, resume: str | None) -> DictConfig:
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(str(file), f"the config of the submission cannot be read: {first_line(error)}") from error
     config.hydra.run.dir = literal(run_dir)
-    if resume:
+    if resume and (resume == "auto" or config.resume.path is None):  # a retry begins where the run began, too
         config.resume.path = resume
     _learn(config)
     place(config)

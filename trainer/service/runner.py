@@ -248,8 +248,8 @@ class Runner:
             environment[FROZEN] = str(files.config)
         if run.code_version and now != run.code_version:
             environment[OTHER_CODE] = f"submitted with other code ({run.code_version}) than it runs on ({now})"
-        if run.life > run.fresh:
-            environment[RESUME] = "auto"
+        if run.life > 1:
+            environment[RESUME] = "auto" if run.life > run.fresh else "fresh"  # over what `retry` leaves behind
         if run.hosts > 1:
             there = self.queue.run(run.number) or run
             address, _, port = next(iter(there.parts.values())).meeting.rpartition(":")
