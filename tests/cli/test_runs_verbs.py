@@ -85,6 +85,8 @@ def test_list_and_compare_show_states_and_what_differs(tmp_path: Path, capsys: p
         ("lst", "needs one of"),
         ("compare here", "required"),
         ("reproduce here", "no run's folder"),
+        ("prune --older -3", "-3: must be a number of at least 0"),
+        ("prune --older nan", "nan: must be a number of at least 0"),
     ],
 )
 def test_wrong_words_are_a_sentence(typed: str, says: str) -> None:

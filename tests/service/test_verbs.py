@@ -35,6 +35,13 @@ def test_submit_is_a_launcher_that_does_not_wait() -> None:
     [
         (("cancel", "99-99999999999999999999"), "there is no such run in the queue"),
         (("show", "99"), "there is no such run in the queue. Type instead: python -m trainer ps --all"),
+        (("runner", "--idle", "-1"), "-1: must be a number of at least 0"),
+        (("serve", "--quota", "-1"), "-1: must be a whole number of at least 0"),
+        (
+            ("serve", "--port", "abc"),
+            "abc: must be a whole number of at least 0 and at most 65535. Type instead: python",
+        ),
+        (("serve", "--port", "abc"), "[--config-dir FOLDER] [--quota N]"),
         (("logs",), "the following arguments are required"),
         (("submit", "+recipe=digits_lenett"), "Type instead: +recipe=digits_lenet"),
         (("submit", *DIGITS, "launch.nnodes=2"), "the queue has one host"),
