@@ -85,6 +85,8 @@ def test_list_and_compare_show_states_and_what_differs(tmp_path: Path, capsys: p
         ("lst", "needs one of"),
         ("compare here", "required"),
         ("reproduce here", "no run's folder"),
+        ("prune --older -3", "-3: must be a number of at least 0"),
+        ("prune --older nan", "nan: must be a number of at least 0"),
     ],
 )
 def test_wrong_words_are_a_sentence(typed: str, says: str) -> None:
@@ -116,6 +118,30 @@ def test_a_report_is_one_file_with_the_best_job_first(tmp_path: Path) -> None:
     assert "optimizer.lr=0.2" in page.partition("<pre>")[2].partition("</pre>")[0]
     assert not re.search(r"https?://|<script|src=|<b>", page)
     assert page.count("<svg") == 3  # no rates, so no throughput
+
+
+def test_only_swept_keys_are_axes_of_a_report_and_log_ranges_are_logarithmic(tmp_path: Path) -> None:
+    """``resume=auto`` is a word of some jobs only after sweep.resume; sweep.parallel may differ between commands."""
+    rates = [10.0**-n for n in (4, 3, 2, 1)]
+    for number, rate in enumerate(rates):
+        words = f"optimizer.lr={rate} seed={number}" + " resume=auto sweep.parallel=2" * (number == 3)
+        made(tmp_path / str(number), "done", 0.5 + rate, words)
+    sweep_report.write_axes(tmp_path, {"optimizer.lr", "seed"}, ["optimizer.lr=log 0.0001..0.1", "seed=0..3"])
+    jobs, keys = sweep_report.found(tmp_path)
+    assert keys == {"optimizer.lr": True, "seed": False}
+    page = sweep_report.report(tmp_path).read_text()
+    assert "optimizer.lr (log)" in page and "seed (log)" not in page and ">resume<" not in page
+    axes, (lr, *_) = sweep_report.coordinates(jobs, keys)
+    assert axes["optimizer.lr (log)"] == ["0.0001", "0.003162", "0.1"]
+    assert sorted(lr) == pytest.approx([0, 1 / 3, 2 / 3, 1])
+
+
+@pytest.mark.parametrize(("most", "scale"), [(7.0, " (log)"), (2.0, "")])
+def test_an_axis_over_more_than_two_decades_is_logarithmic(tmp_path: Path, most: float, scale: str) -> None:
+    for number in range(8):
+        made(tmp_path / str(number), "done", 0.5 + number / 100, f"loss.scale={10 ** (number * most / 7)}")
+    axes, _ = sweep_report.coordinates(*sweep_report.found(tmp_path))
+    assert next(iter(axes)) == f"loss.scale{scale}"
 
 
 def test_ranks_and_importance_are_those_of_their_definitions() -> None:

@@ -107,6 +107,36 @@ def test_all_that_can_be_pressed_has_a_name(page: Page) -> None:
     assert nameless == ""
 
 
+def tick(page: Page, *numbers: int) -> None:
+    """Tick or untick runs."""
+    for number in numbers:
+        page.value(f"document.querySelector('[data-what=\"compare {number}\"]').click()")
+
+
+def test_a_comparison_says_why_it_shows_little(page: Page) -> None:
+    """Run 2 has failed without a best value, and run 4 waits without config, result and points."""
+    said = "document.getElementById('common').textContent"
+    compared = "document.getElementById('compare').innerText"
+    page.value("window.kept = ask; ask = () => new Promise(() => {})")
+    tick(page, 1, 2)
+    assert page.value(said) == "Loading the runs"
+    tick(page, 1, 2)
+    page.value("ask = async () => { throw new Error('it is gone'); }")
+    tick(page, 1, 2)
+    page.until(f"{said} === 'The runs cannot be compared: it is gone'")
+    tick(page, 1, 2)
+    page.value("ask = window.kept")
+    tick(page, 1, 2)
+    page.until(f"{said} === ''")
+    text = page.value(compared)
+    assert "train/loss" in text and re.search(r"optimizer.lr\s+0.05\s+1e\+30", text) and "NaN" not in text
+    tick(page, 2, 4)
+    page.until(f"{said} === 'These runs have no metric in common, so each curve is of one run.'")
+    tick(page, 1, 2)
+    page.until(f"{said}.startsWith('There are no curves') && {compared}.includes('run 2')")
+    tick(page, 2, 4)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_it_fits_the_width_and_its_text_is_seen(page: Page, width: int, scheme: str) -> None:

@@ -73,6 +73,7 @@ def test_runs_of_another_token_can_be_seen_and_not_be_changed(
     client: TestClient, queue: Queue, tokens: Tokens, add: Callable[..., int]
 ) -> None:
     number = add("work", 1, key="api/ann/x")
+    other = add("work", 1, key=f"api/ann/{SECRET}", environment={"DB_PASSWORD": SECRET})
     ben = {"authorization": f"Bearer {tokens.make('ben')}"}
     queue.set(number, state="done", code=0)
     for verb in ("cancel", "resume", "retry"):
@@ -81,6 +82,8 @@ def test_runs_of_another_token_can_be_seen_and_not_be_changed(
         assert client.get(f"/api/runs/{number}{path}", headers=ben).status_code == 200
     run = queue.run(number)
     assert run is not None and (run.state, run.asked) == ("done", "")
+    keys = {run["number"]: run["key"] for run in client.get("/api/runs", headers=ben).json()["runs"]}
+    assert keys == {number: "x", other: "(hidden)"}, "a key is a name, unless it is a secret of the run"
 
 
 def test_a_run_that_is_queued_again_counts_for_the_quota(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,13 @@ def test_submit_is_a_launcher_that_does_not_wait() -> None:
     [
         (("cancel", "99-99999999999999999999"), "there is no such run in the queue"),
         (("show", "99"), "there is no such run in the queue. Type instead: python -m trainer ps --all"),
+        (("runner", "--idle", "-1"), "-1: must be a number of at least 0"),
+        (("serve", "--quota", "-1"), "-1: must be a whole number of at least 0"),
+        (
+            ("serve", "--port", "abc"),
+            "abc: must be a whole number of at least 0 and at most 65535. Type instead: python",
+        ),
+        (("serve", "--port", "abc"), "[--config-dir FOLDER] [--quota N]"),
         (("logs",), "the following arguments are required"),
         (("submit", "+recipe=digits_lenett"), "Type instead: +recipe=digits_lenet"),
         (("submit", *DIGITS, "launch.nnodes=2"), "the queue has one host"),
@@ -83,6 +91,28 @@ def test_a_sweep_runs_as_many_jobs_at_a_time_as_there_are_slots(
     assert done.returncode == 0, done.stdout + done.stderr
     rows = (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()
     assert len(rows) == 3 and all(",done," in row for row in rows[1:])
+    stop(tmp_path)
+
+
+def test_the_command_of_a_submitted_sweep_follows_it_and_later_shows_its_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))
+    words = ["-m", *DIGITS, "limit_train_batches=2", "seed=1,2", "hydra.sweep.dir=sweep"]
+    begun = trainer("submit", *words, cwd=tmp_path)
+    follow = re.search(r"^follow +python -m trainer (.*)$", begun.stdout, re.MULTILINE)
+    assert begun.returncode == 0 and follow, begun.stdout + begun.stderr
+    again = trainer("submit", *words, cwd=tmp_path)  # whether they live or are done by now
+    assert again.returncode == 0 and "runs 1-2" in again.stdout, again.stdout + again.stderr
+    for _ in ("lives", "done"):
+        shown = trainer(*shlex.split(follow[1]), cwd=tmp_path, timeout=180)
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        rows = (tmp_path / "sweep" / "sweep.csv").read_text().splitlines()
+        assert len(rows) == 3 and all(",done," in row for row in rows[1:])
+    assert "It has ended, and is not run again" in shown.stdout
+    assert [run.life for run in Queue(tmp_path / "home").newest(9)] == [1, 1], "nothing is trained twice"
+    other = trainer(*words, "launch=queue", "data.batch_size=32", cwd=tmp_path)  # as a sweep here: it trains anew
+    assert other.returncode == 0 and len(Queue(tmp_path / "home").newest(9)) == 4, other.stdout + other.stderr
     stop(tmp_path)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from trainer.cli import sweep_space
+from trainer.cli.compose import compose, hydra_app, plain
 from trainer.cli.sweep_space import Choice, Interval
 from trainer.errors import UserError
 
@@ -52,17 +55,28 @@ def test_hydras_own_sweeps(typed: str, is_read: object) -> None:
         ([], "a list without values"),
     ],
 )
-def test_a_space_without_values_is_refused(value: object, why: str) -> None:
-    with pytest.raises(UserError, match=why):
+def test_a_space_without_values_is_refused_and_what_is_proposed_can_be_typed(value: object, why: str) -> None:
+    with pytest.raises(UserError, match=why) as refused:
         sweep_space.parse("optimizer.lr", value)
+    assert searched(refused.value.instead)
+
+
+def searched(advice: str) -> list[sweep_space.Dimension]:
+    """The space that a word of a shell gives a search."""
+    [word] = shlex.split(advice)
+    with hydra_app() as app:
+        return sweep_space.of_search(
+            plain(compose(app, ["+recipe=digits_lenet", "sweep=optuna", word]))["sweep"]["space"], []
+        )
 
 
 def test_a_key_has_its_values_once() -> None:
     typed = [OverridesParser.create().parse_override("optimizer.lr=0.1,0.2")]
     with pytest.raises(UserError, match="has its values twice"):
         sweep_space.of_search({"optimizer": {"lr": "0.1..1"}}, typed)
-    with pytest.raises(UserError, match="no key with several values"):
+    with pytest.raises(UserError, match="no key with several values") as refused:
         sweep_space.of_search({}, [])
+    assert len(searched(refused.value.instead)) == 3
 
 
 def test_a_grid_has_every_combination_and_no_range_without_end() -> None:
@@ -70,6 +84,7 @@ def test_a_grid_has_every_combination_and_no_range_without_end() -> None:
     assert [tuple(one.values()) for one in sweep_space.grid(space)] == [
         (a, b) for a in ("x", "y") for b in (0.1, 0.2, 0.3)
     ]
-    with pytest.raises(UserError, match="no end of values"):
+    with pytest.raises(UserError, match="no end of values") as refused:
         sweep_space.grid([Interval("b", 0.1, 0.3)])
+    assert searched(refused.value.instead.partition(", or ")[2]) == [Choice("b", ("0.1", "0.3"))]
     assert sweep_space.words({"a": "'a b'", "b": 0.1, "c": 3}) == ["a='a b'", "b=0.1", "c=3"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.cli.verb_parser import VerbParser
+from trainer.cli.verb_parser import VerbParser, within
 from trainer.errors import UserError
 from trainer.terminal import streams
 from trainer.wording import counted
@@ -103,7 +103,7 @@ def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
     if verb == "ps":
         parser.add_argument("--all", action="store_true")
     elif verb == "runner":
-        parser.add_argument("--idle", type=float, default=None)
+        parser.add_argument("--idle", type=within(float, 0), default=None)
         parser.add_argument("--leave", action="store_true")
         parser.add_argument("--host", type=_host_name, default=None)
     else:

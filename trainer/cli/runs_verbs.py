@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.cli.verb_parser import VerbParser
+from trainer.cli.verb_parser import VerbParser, within
 from trainer.config.keys import key_of, leaves
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import RunFailed, UserError
@@ -100,7 +100,7 @@ def parsed(verb: str, words: Sequence[str]) -> argparse.Namespace:
         parser.add_argument("folders", nargs="*")
     if verb == "prune":
         parser.add_argument("--state", default=PRUNED)
-        parser.add_argument("--older", type=float, default=7.0)
+        parser.add_argument("--older", type=within(float, 0), default=7.0)
         parser.add_argument("--yes", action="store_true")
     if verb in ("compare", "reproduce"):
         parser.add_argument("run")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainer.cli.verb_parser import VerbParser
+from trainer.cli.verb_parser import VerbParser, within
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SERVE = "serve"
 USAGE = (
-    "python -m trainer serve [--port N] [--host ADDRESS] [--allow-host NAME] [--runs FOLDER] [--config-dir FOLDER]\n"
-    "       [--quota N] | --new-token NAME | --revoke NAME"
+    "python -m trainer serve [--port N] [--host ADDRESS] [--allow-host NAME] [--runs FOLDER] [--config-dir FOLDER]"
+    " [--quota N] | --new-token NAME | --revoke NAME"
 )
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PACKAGES = ("fastapi", "uvicorn")
@@ -54,11 +54,11 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     """
     parser = VerbParser(prog=SERVE, usage=USAGE, allow_abbrev=False)
     parser.add_argument("--host", default="127.0.0.1", help="address that is listened at")
-    parser.add_argument("--port", type=int, default=8080, help="0: a free one")
+    parser.add_argument("--port", type=within(int, 0, 65535), default=8080, help="0: a free one")
     parser.add_argument("--allow-host", action="append", default=[], help="a further name of this service")
     parser.add_argument("--runs", default="runs", help="folder of the runs that are submitted here")
     parser.add_argument("--config-dir", help="your own recipes and options")
-    parser.add_argument("--quota", type=int, default=20, help="runs of a token that wait or live")
+    parser.add_argument("--quota", type=within(int, 0), default=20, help="runs of a token that wait or live")
     parser.add_argument("--new-token", help="make a token of this name, and print it")
     parser.add_argument("--revoke", help="refuse the token of this name from now on")
     return parser.parse_args(words)

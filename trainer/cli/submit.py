@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from trainer.config.run_config import RunConfig
 
 RUN_DIR, SWEEP_DIR, WAIT = "hydra.run.dir", "hydra.sweep.dir", "launch.wait"
+RESUMES = ("resume=auto", "resume.path=auto", "sweep.resume=true")
 LEAVES_S = 120.0
 """Longest wait for a job that was asked to end: Slurm's KillWait, and what it needs besides."""
 CONFIG_DIR = "--config-dir"
@@ -160,7 +161,7 @@ def own_words(words: Sequence[str]) -> list[str]:
 
 def same_words(words: Sequence[str]) -> list[str]:
     """The words of a command in which commands differ that do not follow each other's living jobs."""
-    return [word for word in own_words(words) if word not in ("resume=auto", "resume.path=auto")]
+    return [word for word in own_words(words) if word not in RESUMES]
 
 
 @dataclass(frozen=True)

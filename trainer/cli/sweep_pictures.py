@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def _curves(axis: Any, jobs: Sequence[Job], metric: str) -> None:
     axis.legend()
 
 
-def _parallel(axis: Any, jobs: Sequence[Job], keys: Sequence[str]) -> None:
+def _parallel(axis: Any, jobs: Sequence[Job], keys: Mapping[str, bool]) -> None:
     """A line for each job over an axis for each key, and one for the objective."""
     axes, shares = sweep_report.coordinates(jobs, keys)
     for number in reversed(range(len(jobs))):
@@ -90,7 +90,7 @@ def _throughput(axis: Any, jobs: Sequence[Job], best: Job) -> None:
     axis.legend()
 
 
-def _importance(axis: Any, jobs: Sequence[Job], keys: Sequence[str]) -> None:
+def _importance(axis: Any, jobs: Sequence[Job], keys: Mapping[str, bool]) -> None:
     """A bar from 0 to 1 for each key, the longest on top."""
     found = sorted(sweep_report.importance(jobs, keys).items(), key=lambda item: item[1])
     axis.barh([printed(key) for key, _ in found], [value for _, value in found], color=JOB)

@@ -31,7 +31,7 @@ BY_NUMBER = "'hydra.sweep.subdir=${hydra.job.num}'"
 
 OWN_FILES = (
     *("multirun.yaml", "sweep.csv", "report.html", "metrics.jsonl", "tracking.json", "sent.jsonl", "study.log"),
-    *("sweep_curves.png", "sweep_parallel.png", "sweep_throughput.png", "sweep_importance.png"),
+    *("sweep_curves.png", "sweep_parallel.png", "sweep_throughput.png", "sweep_importance.png", "swept.json"),
 )
 """Files that a sweep writes beside the jobs' folders."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from trainer.cli import sweep_svg
 from trainer.config.keys import key_of
 from trainer.errors import UserError
+from trainer.host import json_text
 from trainer.host.files import replace_file
 from trainer.metrics.best import falls
 from trainer.run_folder import lives
@@ -21,8 +23,12 @@ from trainer.terminal.status import read_status
 from trainer.visible import one_line
 
 FILE = "report.html"
+AXES = "swept.json"
+"""The swept keys, each with whether its values are searched on a logarithmic scale."""
 MOST_LABELS = 6
 """Values of a key that its axis names one by one."""
+DECADES = 100.0
+"""The axis of a key is logarithmic where its largest value is more than so many times the smallest."""
 STYLE = """
 :root { color-scheme: light dark; --ink: #222; --paper: #fff; --faint: #ddd; --job: #8aa4bd; --best: #d9480f; }
 @media (prefers-color-scheme: dark) {
@@ -78,14 +84,31 @@ def report(folder: Path) -> Path:
         raise UserError(
             str(folder), "has no folder of a sweep's job", "the folder of a sweep, such as multirun/NAME/TIME"
         )
-    replace_file(folder / FILE, page(folder.name, jobs), private=True)
+    replace_file(folder / FILE, page(folder.name, jobs, _axes(folder)), private=True)
     return folder / FILE
 
 
-def found(folder: Path) -> tuple[list[Job], list[str]]:
-    """The jobs of a sweep, the best first, and the keys in which they differ."""
+def found(folder: Path) -> tuple[list[Job], dict[str, bool]]:
+    """The jobs of a sweep, the best first, and the keys in which they differ, as of :func:`swept`."""
     jobs = sorted(_jobs(folder), key=lambda job: (len(job.name), job.name))
-    return ordered(jobs), swept(jobs)
+    return ordered(jobs), swept(jobs, _axes(folder))
+
+
+def write_axes(folder: Path, keys: Iterable[str], space: Sequence[str]) -> None:
+    """Write the swept keys into the folder of a sweep.
+
+    Args:
+        space: of a search the values of its keys, as ``optimizer.lr=log 0.0001..1``.
+    """
+    logs = {key_of(one) for one in space if one.partition("=")[2].startswith("log ")}
+    replace_file(folder / AXES, json.dumps({key: key in logs for key in sorted(keys)}) + "\n", private=True)
+
+
+def _axes(folder: Path) -> dict[str, bool]:
+    try:
+        return json_text.read_object(folder / AXES)
+    except (OSError, ValueError):  # a sweep of an earlier version
+        return {}
 
 
 def leave(folder: Path) -> None:
@@ -141,15 +164,23 @@ def ordered(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (job.value is None, sign * (job.value or 0.0)))
 
 
-def swept(jobs: Sequence[Job]) -> list[str]:
-    """The keys in whose values the jobs differ."""
-    keys = dict.fromkeys(key for job in jobs for key in job.own)
-    return [key for key in keys if len({job.own.get(key) for job in jobs}) > 1 and key not in ("hydra.run.dir",)]
+def swept(jobs: Sequence[Job], axes: Mapping[str, bool]) -> dict[str, bool]:
+    """The swept keys in whose values the jobs differ, each with whether it is searched on a logarithmic scale.
+
+    Args:
+        axes: of :func:`write_axes`; empty: all keys of the jobs.
+    """
+    keys = dict.fromkeys(key for job in jobs for key in job.own if key in axes or (not axes and key != "hydra.run.dir"))
+    return {key: axes.get(key, False) for key in keys if len({job.own.get(key) for job in jobs}) > 1}
 
 
-def page(name: str, jobs: Sequence[Job]) -> str:
-    """The report as HTML."""
-    jobs, keys = ordered(jobs), swept(jobs)
+def page(name: str, jobs: Sequence[Job], axes: Mapping[str, bool]) -> str:
+    """The report as HTML.
+
+    Args:
+        axes: the swept keys, as of :func:`swept`.
+    """
+    jobs, keys = ordered(jobs), swept(jobs, axes)
     measured = [job for job in jobs if job.value is not None]
     one_objective = len({job.metric for job in measured}) == 1
     best = measured[0] if measured and one_objective else None
@@ -186,7 +217,7 @@ IMPORTANCE = (
 )
 
 
-def _label(job: Job, keys: Sequence[str]) -> str:
+def _label(job: Job, keys: Iterable[str]) -> str:
     own = " ".join(f"{key}={job.own[key]}" for key in keys if key in job.own)
     value = "" if job.value is None else f": {job.value:.5g}"
     return f"job {job.name} {own}{value}"
@@ -196,7 +227,7 @@ def _command(job: Job) -> str:
     return f"<pre>python -m trainer {escape(shlex.join(job.words))}</pre>"
 
 
-def _table(jobs: Sequence[Job], keys: Sequence[str], best: Job | None) -> str:
+def _table(jobs: Sequence[Job], keys: Iterable[str], best: Job | None) -> str:
     metric = next((job.metric for job in jobs if job.value is not None), "objective")
     head = "".join(
         f"<th>{escape(one)}</th>"
@@ -228,26 +259,42 @@ def _numbers(values: Sequence[str]) -> list[float] | None:
     return found if all(map(math.isfinite, found)) else None
 
 
-def coordinates(jobs: Sequence[Job], keys: Sequence[str]) -> tuple[dict[str, list[str]], list[list[float]]]:
-    """The axes of parallel coordinates: labels from bottom to top, by key, and of each axis the jobs' places on it."""
+def coordinates(jobs: Sequence[Job], keys: Mapping[str, bool]) -> tuple[dict[str, list[str]], list[list[float]]]:
+    """The axes of parallel coordinates: labels from bottom to top, by key, and of each axis the jobs' places on it.
+
+    Args:
+        keys: each with whether it is searched on a logarithmic scale.
+    """
     axes: dict[str, list[str]] = {}
     shares: list[list[float]] = []
+    metric = jobs[0].metric
     columns = [(key, [job.own.get(key, "") for job in jobs]) for key in keys]
-    columns.append((jobs[0].metric, [repr(job.value) for job in jobs]))
+    columns.append((metric, [repr(job.value) for job in jobs]))
     for key, values in columns:
-        numbers = _numbers(values)
-        if numbers is not None and (key == jobs[0].metric or len(set(numbers)) > MOST_LABELS):
+        numbers, searched = _numbers(values), keys.get(key, False)
+        if numbers is not None and (key == metric or searched or len(set(numbers)) > MOST_LABELS):
             low, high = min(numbers), max(numbers)
-            axes[key] = [sweep_svg.number(low), sweep_svg.number(high)] if high > low else [sweep_svg.number(low)]
-            shares.append([(value - low) / (high - low) if high > low else 0.5 for value in numbers])
+            if key != metric and low > 0 and (searched or high > DECADES * low):
+                key, numbers = f"{key} (log)", [math.log(value) for value in numbers]
+                marks = [low, math.sqrt(low * high), high] if high > low else [low]
+            else:
+                marks = [low, high] if high > low else [low]
+            axes[key] = [sweep_svg.number(mark) for mark in marks]
+            shares.append(_shares(numbers))
             continue
         kinds = sorted(set(values), key=float if numbers is not None else str)
         axes[key] = [kind[:24] for kind in kinds]
-        shares.append([kinds.index(value) / (len(kinds) - 1) if len(kinds) > 1 else 0.5 for value in values])
+        shares.append(_shares([kinds.index(value) for value in values]))
     return axes, shares
 
 
-def _parallel(jobs: Sequence[Job], keys: Sequence[str]) -> str:
+def _shares(values: Sequence[float]) -> list[float]:
+    """The place of each value between the smallest (0) and the largest one (1)."""
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) if high > low else 0.5 for value in values]
+
+
+def _parallel(jobs: Sequence[Job], keys: Mapping[str, bool]) -> str:
     axes, shares = coordinates(jobs, keys)
     rows = {_label(job, keys): [column[n] for column in shares] for n, job in enumerate(jobs)}
     quarter = max(1, len(jobs) // 4)
@@ -255,7 +302,7 @@ def _parallel(jobs: Sequence[Job], keys: Sequence[str]) -> str:
     return sweep_svg.parallel(axes, rows, kinds_of)
 
 
-def importance(jobs: Sequence[Job], keys: Sequence[str]) -> dict[str, float]:
+def importance(jobs: Sequence[Job], keys: Iterable[str]) -> dict[str, float]:
     """How much each key decides the objective, from 0 to 1: see ``IMPORTANCE``."""
     goal = ranks([job.value or 0.0 for job in jobs])
     found = {}

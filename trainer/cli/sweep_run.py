@@ -73,6 +73,7 @@ class Sweep(SweepState):
             submitted = None if self.launcher is None else self._submit(self.launcher)
         with cancelled_while_held(submitted), tracking(recorded_by(first.checked.config)) as self.tracker:
             compose.write_config(self.folder / "multirun.yaml", self.master)
+            sweep_report.write_axes(self.folder, self.swept, self.space)
             if not self.goes_on:
                 start_empty(self.folder / POINTS)
             if self.tracker is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.config.keys import leaves, spelled
 from trainer.errors import UserError
-from trainer.wording import override
+from trainer.wording import override, quoted
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 RANGE = re.compile(rf"(?P<log>log\s+)?(?P<low>{NUMBER})\s*\.\.\s*(?P<high>{NUMBER})(?:\s+step\s+(?P<step>{NUMBER}))?")
 WHOLE = re.compile(r"[-+]?\d+")
-EXAMPLE = "sweep.space: {optimizer.lr: log 1e-4..1, data.batch_size: [16,32,64], epochs: 1..9 step 2}"
+EXAMPLE = "'sweep.space={optimizer.lr: log 1e-4..1, data.batch_size: [16,32,64], epochs: 1..9 step 2}'"
+"""As a shell and Hydra take it."""
 MOST_OF_GRID = 10_000
 """Combinations of a grid."""
 
@@ -74,7 +75,7 @@ class Interval:
             raise UserError(
                 f"sweep.sampler=grid with {self.key}",
                 "has a range without steps, of which a grid has no end of values",
-                f"a list of values for {self.key}, or {self.low:g}..{self.high:g} step N, or sweep.sampler=tpe",
+                f"sweep.sampler=tpe, or {space_of(self.key, f'[{self.low:g},{self.high:g}]')}",
             )
         return [round(self.low + n * step, 12) for n in range(int((self.high - self.low) / step + 1e-9) + 1)]
 
@@ -86,13 +87,18 @@ class Interval:
 Dimension = Choice | Interval
 
 
+def space_of(key: str, values: str) -> str:
+    """What to type for a space of one key, as a shell and Hydra take it."""
+    return quoted(f"sweep.space={{{key}: {values}}}")
+
+
 def parse(key: str, value: Any) -> Dimension:
     """Read the values of one key of ``sweep.space``.
 
     Raises:
         UserError: they are no list and no range.
     """
-    what = f"sweep.space: {{{key}: {spelled(value)}}}"
+    what = f"sweep.space={{{key}: {spelled(value)}}}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         if not value:
             raise UserError(what, "is a list without values", EXAMPLE)
@@ -120,11 +126,13 @@ def checked(one: Interval, what: str) -> Interval:
         UserError: its ends, its scale or its step are impossible.
     """
     if not (math.isfinite(one.low) and math.isfinite(one.high) and one.low < one.high):
-        raise UserError(what, "has to begin below its end", EXAMPLE)
+        raise UserError(what, "has to begin below its end", space_of(one.key, "1..9" if one.whole else "0.1..0.9"))
     if one.log and one.low <= 0:
-        raise UserError(what, "begins at zero or below, where a logarithmic scale has no values", "log 1e-4..1")
+        why = "begins at zero or below, where a logarithmic scale has no values"
+        raise UserError(what, why, space_of(one.key, "log 1..64" if one.whole else "log 1e-4..1"))
     if one.step is not None and (one.log or one.step <= 0):
-        raise UserError(what, "a step is above zero, and is for ranges without log", "0.1..0.9 step 0.1")
+        steps = "1..9 step 2" if one.whole else "0.1..0.9 step 0.1"
+        raise UserError(what, "a step is above zero, and is for ranges without log", space_of(one.key, steps))
     return one
 
 
@@ -145,7 +153,7 @@ def of_override(typed: Override) -> Dimension:
         return checked(Interval(key, number(low), number(high), whole, "log" in values.tags), what)
     if isinstance(values, (ChoiceSweep, RangeSweep)):
         return Choice(key, tuple(dict.fromkeys(str(one) for one in typed.sweep_string_iterator())))
-    raise UserError(what, "is a pattern, of which a search does not know the values", f"{key}=choice(A,B)")
+    raise UserError(what, "is a pattern, of which a search does not know the values", f"'{key}=choice(A,B)'")
 
 
 def of_search(space: Any, typed: Sequence[Override]) -> list[Dimension]:

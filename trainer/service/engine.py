@@ -6,7 +6,7 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from trainer.launch.engines.contract import (
     State,
     Submitter,
 )
-from trainer.launch.engines.engine_folder import CODE, LOG, LogReader, SubmittedJob, memory_of, shell_words
+from trainer.launch.engines.engine_folder import CODE, LOG, SHOWN, LogReader, SubmittedJob, memory_of, shell_words
 from trainer.launch.engines.submission import outside_of_tasks
 from trainer.planning.run_secret import LEAST, VARIABLE
 from trainer.service import queue, runner, slots
@@ -69,9 +69,11 @@ class LocalQueue(Submitter):
             SubmittedJob(self.engine, str(number), tuple(run.words)).write(folder)
         if self.options.runner:
             start_runner(the_queue.folder)
-        if job.points:
-            return QueuedSweep(the_queue, numbers, job)
-        return QueuedRun(the_queue, numbers[0])
+        if not job.points:
+            return QueuedRun(the_queue, numbers[0])
+        (job.engine_folder / SHOWN).unlink(missing_ok=True)
+        SubmittedJob(self.engine, f"{numbers[0]}-{numbers[-1]}", job.words, job.numbered).write(job.engine_folder)
+        return QueuedSweep(the_queue, dict(zip(numbers, job.points, strict=True)), job.engine_folder)
 
     def living(self, folders: Sequence[Path]) -> Living | None:
         for folder in folders:
@@ -79,6 +81,10 @@ class LocalQueue(Submitter):
             if before is None or before.engine != self.engine:
                 continue
             the_queue = queue.Queue()
+            if before.points:
+                if (sweep := _living_sweep(the_queue, before, folder)) is not None:
+                    return sweep
+                continue
             run = the_queue.run(int(before.number))
             if run is not None and run.state not in queue.OVER and run.folder == str(folder.parent):
                 asked_to_end = run.asked in (queue.CANCEL, queue.LEAVE)
@@ -150,6 +156,30 @@ class LocalQueue(Submitter):
         return min(-(-processes // job.hosts), len(os.sched_getaffinity(0)))
 
 
+def _living_sweep(the_queue: queue.Queue, submitted: SubmittedJob, folder: Path) -> Living | None:
+    """A sweep whose runs live, or whose end is shown; None: neither, or the runs are of another queue.
+
+    Args:
+        folder: the sweep's engine folder.
+    """
+    points, first = submitted.points, int(submitted.number.partition("-")[0])
+    runs = dict(zip(points, the_queue.between(first, first + len(points) - 1), strict=False))
+    if [run.folder for run in runs.values()] != [str(point.folder) for point in points.values()]:
+        return None
+    handle = QueuedSweep(the_queue, {runs[job].number: point for job, point in points.items()}, folder)
+    found = Living(handle, submitted.words, folder.parent, points)
+    if asked := [run.asked for run in runs.values() if run.state not in queue.OVER]:
+        return replace(found, leaves=all(one in (queue.CANCEL, queue.LEAVE) for one in asked))
+    last = {job: SubmittedJob.of(point.folder / ENGINE) for job, point in points.items()}
+    is_done = all(run.state == queue.DONE and _is_of(last[job], run) for job, run in runs.items())
+    return replace(found, is_over=True, is_done=is_done) if is_done or not (folder / SHOWN).exists() else None
+
+
+def _is_of(submitted: SubmittedJob | None, run: Run) -> bool:
+    """Whether a folder's last job is this run: nothing has run there since."""
+    return submitted is not None and (submitted.engine, submitted.number) == (queue.OWN, str(run.number))
+
+
 def start_runner(folder: Path) -> None:
     """Start this host's runner, unless there is one."""
     if (lock := runner.only_one(folder)) is None:
@@ -198,20 +228,20 @@ class QueuedRun(Handle):
 
 
 class QueuedSweep(Handle):
-    """The runs of a sweep in the queue: its lines are their changes of state."""
+    """The runs of a sweep in the queue: its lines are their changes of state.
+
+    Args:
+        points: by the number of their run. folder: of the sweep's engine files.
+    """
 
     cancelled = QueuedRun.cancelled
 
-    def __init__(self, the_queue: queue.Queue, numbers: Sequence[int], job: Job) -> None:
-        self.runs = {number: QueuedRun(the_queue, number) for number in numbers}
-        self.points: dict[int, Point] = dict(zip(numbers, job.points, strict=True))
-        span = f"{numbers[0]}-{numbers[-1]}"
-        self.name, self.cancels, self.log = (
-            f"runs {span}",
-            f"python -m trainer cancel {span}",
-            f"{job.folder}/*/engine/log",
-        )
-        self._states = dict.fromkeys(numbers, State(PENDING))
+    def __init__(self, the_queue: queue.Queue, points: Mapping[int, Point], folder: Path) -> None:
+        self.runs = {number: QueuedRun(the_queue, number) for number in points}
+        self.points, self.folder, span = points, folder, f"{min(points)}-{max(points)}"
+        self.name, self.cancels = f"runs {span}", f"python -m trainer cancel {span}"
+        self.log = f"{folder.parent}/*/engine/log"
+        self._states = dict.fromkeys(points, State(PENDING))
         self._said: list[str] = []
 
     def state(self) -> State:
@@ -237,6 +267,9 @@ class QueuedSweep(Handle):
     def cancel(self) -> None:
         for run in self.runs.values():
             run.cancel()
+
+    def end_is_shown(self) -> None:
+        (self.folder / SHOWN).touch()
 
 
 def state_of(run: Run) -> State:

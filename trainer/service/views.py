@@ -134,7 +134,7 @@ def view(run: Run, caller: Caller, waiting: Sequence[int]) -> RunView:
         waiting: the numbers of the runs that wait, in their order.
     """
     values = _values(run, caller, waiting)
-    return RunView(**redact.hide(values, known(run)))
+    return RunView(**_hidden(values, run))
 
 
 def detail(run: Run, caller: Caller, waiting: Sequence[int]) -> RunDetail:
@@ -147,7 +147,12 @@ def detail(run: Run, caller: Caller, waiting: Sequence[int]) -> RunDetail:
         "result": finite(result) if isinstance(result, dict) and run.state in OVER else None,
         "pictures": [one.path for one in run_files.listed(folder) if Path(one.path).suffix in run_files.PICTURES],
     }
-    return RunDetail(**redact.hide(values, known(run)))
+    return RunDetail(**_hidden(values, run))
+
+
+def _hidden(values: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The values without secrets. A run's ``key`` is a name, although it is called as secrets are."""
+    return {**redact.hide(values, known(run)), "key": redact.hide(values.get("key"), known(run))}
 
 
 def _values(run: Run, caller: Caller, waiting: Sequence[int]) -> dict[str, Any]:

@@ -147,13 +147,26 @@ async function draw(number, signal) {
   }
 }
 
+// Why no curve has several of the runs; "" where one has.
+function apart(lines) {
+  const metrics = drawn(lines);
+  if (!metrics.length) return "There are no curves: none of these runs has two points of a metric.";
+  const isCommon = (metric) => lines.filter((line) => values(line.points, metric).length).length > 1;
+  return metrics.some(isCommon) ? "" : "These runs have no metric in common, so each curve is of one run.";
+}
+
 async function compare() {
-  $("compare").hidden = compared.size < 2;
-  if (compared.size < 2) return;
+  const numbers = [...compared].sort((a, b) => a - b);
+  const isOld = () => numbers.length !== compared.size || !numbers.every((number) => compared.has(number));
+  $("compare").hidden = numbers.length < 2;
+  if (numbers.length < 2) return;
+  for (const id of ["legend", "beside", "differs"]) $(id).replaceChildren();
+  $("common").textContent = "Loading the runs";
   try {
-    const numbers = [...compared].sort((a, b) => a - b);
     const runs = await Promise.all(numbers.map(async (number) => (await ask(`api/runs/${number}`)).json()));
     const lines = await Promise.all(numbers.map(async (number) => labelled(number, await points(number))));
+    if (isOld()) return;
+    $("common").textContent = apart(lines);
     $("legend").replaceChildren(...numbers.map((number, n) => {
       const name = element("span", `run ${number}  `);
       name.className = `line${n % 6}`;
@@ -164,15 +177,16 @@ async function compare() {
     const texts = (key) => runs.map((run) => JSON.stringify(run.config[key] ?? null));
     const rows = keys.filter((key) => !/^(hydra|name|launch.once)/.test(key)).map((key) => [key, ...texts(key)])
       .filter(([, ...cells]) => new Set(cells).size > 1);
-    const best = [...new Set(runs.flatMap((run) => Object.keys((run.result || {}).best || {})))].sort()
-      .map((name) => [`best ${name}`, ...runs.map((run) => run.result ? round(run.result.best[name] ?? NaN) : "")]);
+    const bests = runs.map((run) => (run.result || {}).best || {});
+    const best = [...new Set(bests.flatMap(Object.keys))].sort()
+      .map((name) => [`best ${name}`, ...bests.map((one) => Number.isFinite(one[name]) ? round(one[name]) : "")]);
     const head = ["key", ...lines.map((line) => line.label)];
     $("differs").replaceChildren(...[head, ...best, ...rows].map((cells, n) => {
       const row = document.createElement("tr");
       for (const cell of cells) element(n ? "td" : "th", cell, row);
       return row;
     }));
-  } catch (error) { say(error.message); }
+  } catch (error) { if (!isOld()) $("common").textContent = `The runs cannot be compared: ${error.message}`; }
 }
 
 async function picture(number, path) {
