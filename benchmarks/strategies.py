@@ -48,6 +48,7 @@ CASES = {
         *(*TWO, "strategy=collective", "strategy.comm_hook=powersgd"),
         "strategy.powersgd.start_step=2",
     ),
+    "sharded optimizer": (*TWO, "strategy=sharded", "strategy.shard=optimizer"),
     "sharded gradients": (*TWO, "strategy=sharded", "strategy.shard=gradients"),
     "sharded parameters": (*TWO, "strategy=sharded"),
     "sharded, bf16": (*TWO, "strategy=sharded", "strategy.param_dtype=bf16", "strategy.reduce_dtype=bf16"),

@@ -139,6 +139,16 @@ def test_unused_parameters_and_fewer_batches_equal_one_process(
         assert answer["validation"] == pytest.approx(alone[case]["validation"], abs=1e-10)
 
 
+@pytest.mark.parametrize("case", ["gated", "never used, static"])
+def test_unused_parameters_stay_as_they_are_where_the_optimizer_is_shared_out(
+    alone: dict[str, Any], case: str, tmp_path: Path
+) -> None:
+    cases = {case: Case("trained", (*AS_SINGLE[case], *UNUSED))}
+    for one in launched("sharded_optimizer", WORKERS, cases, tmp_path)["worker"].values():
+        [answer] = one["answers"]
+        assert greatest_difference(answer["parameters"], alone[case]["parameters"]) < 1e-10
+
+
 def test_unused_parameters_that_nobody_looks_for_end_with_the_key(together: dict[str, Any]) -> None:
     for answer in together["unused"]:
         assert answer["error"].endswith(

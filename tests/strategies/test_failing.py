@@ -63,6 +63,7 @@ def leave(asked: list[str], error: BaseException | None, size: int = 3, send: An
         made: Any = object.__new__(Collective)
         made.group = group = object.__new__(ProcessGroup)
         group.seat, group.batches = seat, Group("Gloo", asked)
+        group.on_host, group.subgroups = None, []
         group.roll_call = SimpleNamespace(end=lambda: asked.append("leave the roll call"))  # type: ignore[assignment]
         group.watch = SimpleNamespace(close=lambda: asked.append("end the watch"))  # type: ignore[assignment]
         return made  # type: ignore[no-any-return]

@@ -47,7 +47,7 @@ def _refuse_unused(options: ShardedStrategy) -> Iterator[UserError]:
     whole, usual = options.whole_model, ShardedStrategy
     for key in ("wrap", "param_dtype", "offload") if whole else ("find_unused_parameters",):
         if (value := getattr(options, key)) != getattr(usual, key):
-            why = "the model is whole on each worker" if whole else "FSDP takes parameters that a step does not use"
+            why = "the model is whole on each worker" if whole else "all workers use the same parameters in a step"
             instead = f"strategy.{key}={spelled(getattr(usual, key))}"
             other = "strategy.shard=parameters" if whole else "strategy.shard=optimizer"
             what = f"strategy.{key}={spelled(value)}"
