@@ -41,10 +41,11 @@ def summed(values: torch.Tensor, sizes: Sequence[int], how: str) -> Wait:
 def _summed_in_bytes(values: torch.Tensor, sizes: Sequence[int]) -> Wait:
     parts = values.split(list(sizes))
     scales = torch.stack([part.abs().amax() if len(part) else part.new_zeros(()) for part in parts]) / LARGEST
-    steps = scales.clamp_min(torch.finfo(values.dtype).tiny).repeat_interleave(
-        torch.tensor(sizes, device=values.device)
-    )
-    sent = (values / steps).round().to(torch.int8)
+    sent = torch.empty_like(values, dtype=torch.int8)
+    for part, scale, place in zip(
+        parts, scales.clamp_min(torch.finfo(values.dtype).tiny), sent.split(list(sizes)), strict=True
+    ):
+        place.copy_((part / scale).round_())
     numbers = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
     factors = [torch.empty_like(scales) for _ in numbers]
     works = [dist.all_gather(numbers, sent, async_op=True), dist.all_gather(factors, scales, async_op=True)]
@@ -54,7 +55,8 @@ def _summed_in_bytes(values: torch.Tensor, sizes: Sequence[int]) -> Wait:
             work.wait()
         total = torch.zeros_like(values)
         for some, factor in zip(numbers, factors, strict=True):
-            total += some * factor.repeat_interleave(torch.tensor(sizes, device=values.device))
+            for sums, part, scale in zip(total.split(list(sizes)), some.split(list(sizes)), factor, strict=True):
+                sums.add_(part * scale)
         return total
 
     return wait
