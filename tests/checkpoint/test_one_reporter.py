@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ def of_worker(rank: int, board: Any, run_dir: Path) -> tuple[Checkpoints, Any]:
     )
     report = Report(None, 100)
     report.step = 7 - rank
-    strategy = SimpleNamespace(members=lambda: (rank, 2), halt=lambda step: step, halts=True)
+    strategy = SimpleNamespace(members=lambda: (rank, 2), halt=lambda step: step, halts=True, evaluated=nullcontext)
     run = SimpleNamespace(
         lockstep=False,
         over=False,

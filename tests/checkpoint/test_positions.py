@@ -31,7 +31,12 @@ def test_worker_that_waits_in_a_validation_is_behind_its_last_update(monkeypatch
         pass
 
     strategy = SimpleNamespace(
-        weight=lambda samples: 1.0, lr=0.1, synchronize=nothing, step=nothing, all_reduce_sum=lambda values: values
+        evaluate=lambda: None,
+        weight=lambda samples: 1.0,
+        lr=0.1,
+        synchronize=nothing,
+        step=nothing,
+        all_reduce_sum=lambda values: values,
     )
     run: Any = SimpleNamespace(
         progress=Progress(),
