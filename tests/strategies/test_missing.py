@@ -13,10 +13,11 @@ import pytest
 
 from tests.pace import patient
 from tests.strategies.launching import Case, hand_over, selected, start
+from trainer.config.schema.strategy import StreamingOptions
 from trainer.errors import Died, RunFailed
 from trainer.launch.forkserver import Rendezvous, launch
 from trainer.launch.started_process import Role
-from trainer.strategies.local_sgd import LocalSgd
+from trainer.strategies.local_sgd import Fragment, LocalSgd
 from trainer.strategies.process_group import ProcessGroup, cause
 
 STRATEGIES = [
@@ -203,11 +204,11 @@ def test_a_meeting_that_ended_before_its_time_tells_when_and_why(said: str, told
 def test_local_sgd_averages_before_a_validation_by_the_updates_that_all_workers_have_made(samples: int) -> None:
     """With ``sampler.pad=false`` a worker may have no sample since the last average, where another one has some."""
     made: Any = object.__new__(LocalSgd)
-    made.options = SimpleNamespace(begin_step=0, k_steps=2)
-    made.updates, made.since, made.denominator, made.coming = 2, 0, 0.0, None
+    made.options = SimpleNamespace(begin="parameters", begin_step=0, k_steps=2, streaming=StreamingOptions())
+    made.updates, made.fragments, made.coming, made.adaptive, made.outer = 2, [Fragment(["weight"])], None, None, None
     made.updater = SimpleNamespace(step=lambda: None, state=dict)
     met: list[str] = []
-    made._average, made.model = lambda: met.append("average"), None
+    made._average, made.model = lambda fragments: met.append("average"), None
     made.group = SimpleNamespace(agree_on_buffers=lambda model: met.append("buffers"))
     made.synchronize()
     assert met == ["buffers"], "nobody has made an update since"
