@@ -76,6 +76,8 @@ def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: p
     assert "queued again" in trainer("retry", "1", cwd=tmp_path).stdout
     lines = trainer("logs", "-f", "1", cwd=tmp_path, timeout=120)
     assert lines.returncode == 0 and json.loads(status.read_text())["state"] == "done", lines.stdout
+    again = trainer("runs", "reproduce", "run", cwd=tmp_path, timeout=180)
+    assert again.returncode == 0 and "the difference is exactly 0" in again.stdout, again.stdout + again.stderr
     stop(tmp_path)
 
 
