@@ -3,7 +3,9 @@
 - Tensors on ``cuda`` have no values (FakeTensorMode): a number that is read from one is 1.0, True or 1. What has come
   to the host by ``Arriving`` is ones, and metrics are computed of them without the mode.
 - Sparse gradients have no rows and count as coalesced. On a GPU each is coalesced, which waits for it.
-- Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place.
+- Modules move to ``cuda`` by new parameters: fake tensors cannot be swapped in place. So a model that is sharded is
+  there from the beginning, and not on the host.
+- Workers of ``shard=optimizer`` tell nobody which state they have: the first one's own is all.
 - The process group is torch's fake one: a collective call returns at once, and its future is done. DDP without
   ``comm_hook`` has one that hands its bucket back, and keeps its first buckets, because new ones are made by addresses.
 - The random state of the GPU is zeros. Memory cannot be pinned: ``pin_memory`` returns its tensor, which then counts as
@@ -39,6 +41,7 @@ from trainer.metrics.classification import ClassObjective
 from trainer.metrics.label_rankings import RankingsShown
 from trainer.metrics.sums import SumsObjective
 from trainer.strategies import comm_hooks, dgc, in_ddp, process_group
+from trainer.worker import build
 from trainer.worker.callbacks import Callbacks
 
 
@@ -149,6 +152,7 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
     """Context manager: the exceptions of this page."""
     read = transfers.Arriving.read
     start, tensor, sum_up = dist.init_process_group, torch.tensor, dist.all_reduce
+    prepared = build.prepared
 
     def all_reduce(values: torch.Tensor, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
         sum_up(values, *args, **kwargs)
@@ -176,6 +180,7 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
             *((place, name, on_host(getattr(place, name))) for place, name in OF_HOST),
             (torch.cuda, "get_rng_state", lambda *args: torch.zeros(16, dtype=torch.uint8)),
             (dist, "init_process_group", begin),
+            (build, "prepared", lambda model, config, plan, device, where=None: prepared(model, config, plan, device)),
             (dist, "all_reduce", all_reduce),
             (Callbacks, "why", lambda self, *args: ""),
             (process_group.ProcessGroup, "_wait_until_all_have", lambda self, what: None),

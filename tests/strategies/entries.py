@@ -13,9 +13,9 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from tests.strategies import norm_kernels
 from trainer.config.instantiate import locate
@@ -572,3 +573,13 @@ def held(seat: Seat, payload: dict[str, Any]) -> dict[str, int]:
             "optimizer": sum(local(value).numel() for value in state if value.dim()),
             "gathered": sum(not hasattr(type(p), "full_tensor") for p in live),
         }
+
+
+def built(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """The most bytes that torch's allocator gave out while the worker was built, and the parameters then."""
+    with ExitStack() as stack:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            run = stack.enter_context(taking_part(seat, payload))
+        events = [one for one in profiled.profiler.kineto_results.events() if one.name() == "[memory]"]
+        held = accumulate(one.nbytes() for one in sorted(events, key=lambda one: one.start_ns()))
+        return {"most": max(held), "parameters": parameters(run), "buffers": buffers(run)}

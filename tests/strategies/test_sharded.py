@@ -14,10 +14,11 @@ from torch import nn
 
 from tests import runs
 from tests.checkpoint.test_identity import back_at
-from tests.strategies.launching import Case, launched
+from tests.strategies.launching import BASE, Case, launched, payload
 from trainer.checkpoint import store
 from trainer.errors import UserError
 from trainer.models.blocks import chosen, fits, repeated
+from trainer.worker.settings import seed_all
 
 RUN = (
     "+recipe=digits_lenet",
@@ -119,6 +120,25 @@ def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path)
         assert sum(answer[what] for answer in answers) == numbers
         assert max(answer[what] for answer in answers) < 0.6 * numbers
     assert all(answer["gathered"] == 0 for answer in answers)
+
+
+def test_the_first_worker_alone_builds_the_whole_model(warm: None, tmp_path: Path) -> None:
+    typed, base = (
+        ("model=resnet18", "data=random_images", "data.image_size=32", "precision=fp32"),
+        ("max_steps=2", *BASE[-4:]),
+    )
+    config = payload("single", 1, typed, base)["config"]
+    seed_all(config["seed"])
+    truth = torchvision.models.resnet18(num_classes=config["model"]["num_classes"]).state_dict()
+    case = Case("built", (*typed, "strategy.sync_batch_norm=true"), base=base)
+    workers = launched("sharded", 3, {"built": case}, tmp_path)["worker"]
+    answers = [workers[rank]["answers"][0] for rank in range(3)]
+    for answer in answers:
+        found = {**answer["parameters"], **answer["buffers"]}
+        assert found.keys() == truth.keys() and all((found[name] == truth[name].numpy()).all() for name in truth)
+    whole, largest = sum(one.nbytes for one in truth.values()), max(one.nbytes for one in truth.values())
+    assert answers[0]["most"] > whole
+    assert max(answer["most"] for answer in answers[1:]) < whole / 3 + 1.2 * largest
 
 
 def test_a_worker_keeps_the_optimizers_state_of_its_parameters_alone(warm: None, tmp_path: Path) -> None:

@@ -23,9 +23,12 @@ MOST_SLOTS = 2
 
 def memory_row(ready: Ready) -> Iterator[tuple[str, str]]:
     """Yield the row, with ``plan=true`` and where workers hold shards. With ``plan=true`` the model runs once without
-    values, which tells what a batch takes."""
+    values, which tells what a batch takes. (Workers of parameter servers have the row with ``verbosity=debug`` alone.)
+    """
     config, plan = ready.checked.config, ready.plan
     if plan.mode != "train" or not (config.plan or isinstance(config.strategy, ShardedStrategy)):
+        return
+    if plan.strategy.traits.tables_at_servers and config.verbosity != "debug":
         return
     held, batch, total = _held(ready), 0, ""
     if config.plan:

@@ -408,6 +408,9 @@ class HoldsShards(Protocol):
     """Protocol of a strategy whose workers hold shards of each parameter. They meet in every forward, so all must run
     as many of them."""
 
+    sends_values: bool
+    """``setup`` sends the values of the first worker's model to all, whose models may be on torch's meta device."""
+
     def gathered(self, state: Any) -> Any:
         """Return a nested state (dicts, lists, tensors) with its sharded tensors whole, on the CPU of the first worker;
         the others have empty ones. Collective."""

@@ -119,6 +119,7 @@ class ProcessGroup:
         values = torch.stack(
             [p.double().sum() for p in model.parameters()] + [p.double().pow(2).sum() for p in model.parameters()]
         )
+        values = values.to(self.seat.device)  # a model that is sharded begins on the host
         least, greatest = values.clone(), values.clone()
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(greatest, dist.ReduceOp.MAX)

@@ -12,7 +12,7 @@ averaged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainer.config.schema import ShardedStrategy
-from trainer.host.sharded import Piece, each_tensor, is_sharded, local, whole
+from trainer.host.sharded import Piece, each_tensor, is_sharded, local, put, whole
 from trainer.host.transfers import recorded
 from trainer.models.blocks import chosen
 from trainer.strategies.contract import MakeUpdater
@@ -38,10 +38,17 @@ class Sharded(InGroup):
     Options = ShardedStrategy
     options: ShardedStrategy
 
+    @property
+    def sends_values(self) -> bool:
+        """Whether the other workers need no values. (Offloaded shards and buffers would be made in two places.)"""
+        return self.options.init == "broadcast" and not self.options.offload
+
     def setup(self, model: nn.Module, make_updater: MakeUpdater) -> nn.Module:
-        self.group.equal_start(model)
+        if self.options.init != "broadcast":
+            self.group.equal_start(model)
         for parameter in model.parameters():  # FSDP cuts rows of contiguous memory
             parameter.data = parameter.data.contiguous()
+        values = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         with self.group.naming_the_missing("the sharding of the model"):
             mesh = self._mesh()
             self.parts = [*chosen(model, self.options.wrap, "strategy.wrap")[::-1], model]  # inner ones first
@@ -55,10 +62,33 @@ class Sharded(InGroup):
                     ),
                     offload_policy=CPUOffloadPolicy() if self.options.offload else OffloadPolicy(),
                 )
+        if self.options.init == "broadcast":
+            self._receive(model, values)
         self.shards = mesh.get_group(mesh.ndim - 1)
         self.model, self.updater = model, make_updater(model)
         self.updater.whole_norm = self._whole_norm
         return model
+
+    def _receive(self, model: nn.Module, values: list[torch.Tensor]) -> None:
+        """Give all workers the first one's values, tensor by tensor, so that no device holds more than one whole. They
+        come into the same memory, because a thread of Gloo may hold its tensor a little longer than the exchange.
+
+        Args:
+            values: the tensors of this worker's model before it was cut.
+        """
+        device, first = torch.device(self.seat.device), self.seat.rank == 0
+        with self.group.naming_the_missing("the equal start"), torch.no_grad():
+            if any(tensor.is_meta for tensor in values):
+                model.to_empty(device=device)
+            rooms = {dtype: _room(values, dtype, device) for dtype in {own.dtype for own in values}}
+            values.reverse()
+            for live in (*model.parameters(), *model.buffers()):
+                own = values.pop()
+                sent = rooms[own.dtype][: own.numel()].view(own.shape)
+                if first:
+                    sent.copy_(own)
+                dist.broadcast(sent, 0)
+                put(live, sent)
 
     def _mesh(self) -> DeviceMesh:
         """The workers as one row, or as rows of ``shard_group`` workers, of which each holds a whole model."""
@@ -128,3 +158,9 @@ class Sharded(InGroup):
         group = self.options.shard_group or self.seat.size
         own = local(tensor.detach()) if self.seat.rank < group else None
         return Piece(own, tuple(range(group)), tuple(tensor.shape))
+
+
+def _room(tensors: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Memory for the largest of the tensors of a dtype."""
+    most = max(tensor.numel() for tensor in tensors if tensor.dtype == dtype)
+    return torch.empty(most, dtype=dtype, device=device)

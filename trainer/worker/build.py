@@ -32,12 +32,12 @@ from trainer.planning.class_names import of_data
 from trainer.planning.plan import Plan
 from trainer.planning.training_checks import balanced_keys
 from trainer.run_folder.report import Report
-from trainer.strategies.contract import ExpectsBatches, LeasesWork, Scatters, Strategy
+from trainer.strategies.contract import ExpectsBatches, HoldsShards, LeasesWork, Scatters, Strategy
 from trainer.strategies.seat import Seat
 from trainer.tasks.contract import task_of
 from trainer.worker.best_model import save_best
 from trainer.worker.callbacks import made
-from trainer.worker.model import Updaters, autocast, construct, prepared, type_of_bytes
+from trainer.worker.model import Updaters, autocast, construct, prepared, type_of_bytes, without_values
 from trainer.worker.nonfinite import STEP_HOOKS
 from trainer.worker.settings import seed_all
 from trainer.worker.training import Captured, FinalTest, LogWindow, Reporting, Schedule, Training, Watchers
@@ -56,9 +56,7 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
     """Build the :class:`Training` of a worker from the finished config: model, strategy, feed, task and the rest."""
     check_abilities(config, plan, strategy)
     device = torch.device(seat.device)
-    model = construct(config)
-    bare = _skeleton(model, config) if config.mode == "train" and needs_skeleton(config.model) else None
-    model = prepared(model, config, plan, device)
+    model, bare = _model(config, plan, seat, strategy)
     if plan.chosen.compiling.compile:
         from trainer.worker.compiled_model import compile_model
 
@@ -92,6 +90,20 @@ def build(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy, report:
         final_test=FinalTest(bare),
         captured=_make_captured(config, plan, device, strategy, criterion, feed) if plan.chosen.cuda_graph else None,
     )
+
+
+def _model(config: RunConfig, plan: Plan, seat: Seat, strategy: Strategy) -> tuple[nn.Module, bytes | None]:
+    """Build the model; returns it, and the user's own without weights. What a strategy will shard, the first worker
+    alone builds with values, in the memory of the host."""
+    device, own = torch.device(seat.device), config.mode == "train" and needs_skeleton(config.model)
+    shards = isinstance(strategy, HoldsShards)
+    if isinstance(strategy, HoldsShards) and strategy.sends_values and seat.rank and not own:
+        empty = without_values(config, plan, device)
+        if empty is not None:
+            return empty, None
+    model = construct(config)
+    bare = _skeleton(model, config) if own else None
+    return prepared(model, config, plan, device, torch.device("cpu") if shards else None), bare
 
 
 def _side_stream(plan: Plan, device: torch.device) -> AbstractContextManager[None]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from trainer.checkpoint.pinned import PinnedMemory
 from trainer.config import schema
-from trainer.config.instantiate import call_target
+from trainer.config.instantiate import call_target, for_saved_weights
 from trainer.config.run_config import RunConfig
 from trainer.host.files import replacing
 from trainer.host.sharded import local
@@ -26,6 +27,8 @@ from trainer.strategies.contract import HoldsShards, Strategy, whole
 from trainer.worker.settings import seed_all
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+REGISTERED = ("_parameters", "_buffers", "_modules")
+"""Attributes of a module whose tensors have names in the model."""
 
 
 def build_model(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
@@ -40,8 +43,28 @@ def construct(config: RunConfig) -> nn.Module:
     return model
 
 
-def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.device) -> nn.Module:
-    """Prepare a model as its class built it: initialised, on the device, in the planned precision and memory format."""
+def without_values(config: RunConfig, plan: Plan, device: torch.device) -> nn.Module | None:
+    """Build the model on torch's meta device, for a worker that receives its values; None: it cannot be built there, or
+    keeps tensors that are neither parameters nor buffers."""
+    meta = torch.device("meta")
+    try:
+        with meta:
+            model: nn.Module = call_target(for_saved_weights(config.model), "model")
+            model = prepared(model, config, plan, device, meta)
+    except Exception:  # of a class that needs values
+        return None
+    kept = [one for module in model.modules() for name, one in vars(module).items() if name not in REGISTERED]
+    return None if any(isinstance(one, torch.Tensor) for one in tree_leaves(kept)) else model
+
+
+def prepared(
+    model: nn.Module, config: RunConfig, plan: Plan, device: torch.device, where: torch.device | None = None
+) -> nn.Module:
+    """Prepare a model as its class built it: initialised, on the device, in the planned precision and memory format.
+
+    Args:
+        where: a place for it until its strategy moves it to the device; None: it is on the device at once.
+    """
     if config.model.get("_target_") in schema.STARTED and config.model.get("init") == "reference":
         from trainer.models.reference_start import draw
 
@@ -54,7 +77,7 @@ def prepared(model: nn.Module, config: RunConfig, plan: Plan, device: torch.devi
         from trainer.models.sync_batch_norm import synchronised
 
         model = synchronised(model)
-    model = model.to(device, torch.float64 if plan.chosen.precision == "fp64" else None)
+    model = model.to(where or device, torch.float64 if plan.chosen.precision == "fp64" else None)
     if not plan.strategy.traits.tables_at_servers:
         materialise(model, config.seed, device)
     freeze(model, config.optimizer, [table for _, table in tables(model)])
