@@ -86,6 +86,15 @@ def test_runs_of_another_token_can_be_seen_and_not_be_changed(
     assert keys == {number: "x", other: "(hidden)"}, "a key is a name, unless it is a secret of the run"
 
 
+def test_the_command_that_repeats_a_run_does_without_the_queue(
+    client: TestClient, owner: dict[str, str], add: Callable[..., int]
+) -> None:
+    of_queue = ("launch=queue", "launch.wait=false", "launch.once='api/owner/a'", "launch.cores=1", "hydra.run.dir=r")
+    number = add("+recipe=digits_lenet", "epochs=1", *of_queue, "launch.nproc=2")
+    command = client.get(f"/api/runs/{number}", headers=owner).json()["command"]
+    assert command == "python -m trainer +recipe=digits_lenet epochs=1 launch.nproc=2"
+
+
 def test_a_run_that_is_queued_again_counts_for_the_quota(
     client: TestClient, queue: Queue, tokens: Tokens, add: Callable[..., int]
 ) -> None:

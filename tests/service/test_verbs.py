@@ -71,6 +71,13 @@ def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: p
     assert "exit code   0" in shown and "lives       1" in shown
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
     assert trainer("cancel", "1", cwd=tmp_path).returncode == 2
+    status = tmp_path / "run" / "status.json"
+    status.write_text(status.read_text().replace('"done"', '"killed"'))  # as a run that was cancelled
+    assert "queued again" in trainer("retry", "1", cwd=tmp_path).stdout
+    lines = trainer("logs", "-f", "1", cwd=tmp_path, timeout=120)
+    assert lines.returncode == 0 and json.loads(status.read_text())["state"] == "done", lines.stdout
+    again = trainer("runs", "reproduce", "run", cwd=tmp_path, timeout=180)
+    assert again.returncode == 0 and "the difference is exactly 0" in again.stdout, again.stdout + again.stderr
     stop(tmp_path)
 
 

@@ -17,6 +17,7 @@ from trainer.config import keys, schema
 from trainer.config.redact import HERE, hide, values
 from trainer.errors import UserError, first_line
 from trainer.host.text_checks import check_text
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.wording import literal, typed
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def thawed(file: Path, run_dir: str, resume: str | None) -> DictConfig:
     """Make the config of :func:`frozen` again, which is as it was, whatever has become of its YAML files.
 
     Args:
-        run_dir, resume: values of ``hydra.run.dir`` and ``resume.path`` (None: as it was).
+        run_dir: value of ``hydra.run.dir``. resume: of ``resume.path``; None: as it was, and ``fresh`` keeps a
+        checkpoint that was named.
 
     Raises:
         UserError: the file cannot be read, or an interpolation cannot be resolved.
@@ -129,7 +131,7 @@ def thawed(file: Path, run_dir: str, resume: str | None) -> DictConfig:
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise UserError(str(file), f"the config of the submission cannot be read: {first_line(error)}") from error
     config.hydra.run.dir = literal(run_dir)
-    if resume and (resume == "auto" or config.resume.path is None):  # a retry begins where the run began, too
+    if resume and (resume != FRESH or config.resume.path in (None, AUTO)):
         config.resume.path = resume
     _learn(config)
     place(config)

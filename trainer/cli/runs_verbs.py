@@ -44,6 +44,8 @@ DAY_S = 86_400.0
 OF_A_RUN = ("status.json", "config.yaml")
 RESULT = "result.json"
 OF_ITS_FOLDER = ("hydra.run.dir", "hydra.sweep.dir", "resume", "resume.path", "resume.allow_changes")
+NOT_AGAIN = (*OF_ITS_FOLDER, "launch.wait", "launch.once")
+"""Keys that a run which is repeated does not have: it is another one, and is waited for."""
 MACHINE = ("perf/", "system/", "host", "server")
 """Beginnings of the names of metrics that measure the machine and not the training."""
 
@@ -238,7 +240,7 @@ def _reproduce(run: Path) -> int:
     known = lives.read(run)
     if not known:
         raise UserError(str(run), "has no lives.json with its command", "the command, as you typed it")
-    words = [word for word in shlex.split(known[0].command) if key_of(word) not in OF_ITS_FOLDER]
+    words = [word for word in shlex.split(known[0].command) if key_of(word) not in NOT_AGAIN]
     if secret := next((word for word in words if HIDDEN in word), None):
         raise UserError(
             str(run), f"its command has a secret that no file keeps ({secret})", "the command, as you typed it"

@@ -30,6 +30,7 @@ from trainer.host import private
 from trainer.host.code_version import code_version
 from trainer.host.engine_tasks import ENGINE, FROZEN, HOST, HOSTS, OTHER_CODE, RESUME, RUN_DIR, SUBMITTED
 from trainer.launch.engines.engine_folder import CODE
+from trainer.planning.find_checkpoint import AUTO, FRESH
 from trainer.service import memory
 from trainer.service.part_files import PartFiles, locked
 from trainer.service.queue import (
@@ -248,8 +249,10 @@ class Runner:
             environment[FROZEN] = str(files.config)
         if run.code_version and now != run.code_version:
             environment[OTHER_CODE] = f"submitted with other code ({run.code_version}) than it runs on ({now})"
-        if run.life > 1:
-            environment[RESUME] = "auto" if run.life > run.fresh else "fresh"  # over what `retry` leaves behind
+        if run.life > run.fresh:
+            environment[RESUME] = AUTO
+        elif run.fresh > 1:  # a retry, whose folder has the checkpoints that it gives up
+            environment[RESUME] = FRESH
         if run.hosts > 1:
             there = self.queue.run(run.number) or run
             address, _, port = next(iter(there.parts.values())).meeting.rpartition(":")

@@ -12,14 +12,19 @@ import yaml
 from pydantic import BaseModel
 
 from trainer.config import redact
-from trainer.config.keys import leaves
+from trainer.config.keys import key_of, leaves
 from trainer.service import run_files
-from trainer.service.queue import ALIVE, OVER, WAITING, Queue, Run
+from trainer.service.queue import ALIVE, OVER, OWN, WAITING, Queue, Run
 from trainer.service.queue import Slots as OfQueue
 from trainer.service.slots import without
 from trainer.service.tokens import Caller
 
 START = "python -m trainer"
+OF_QUEUE = (
+    *("launch", "launch.wait", "launch.once", "launch.priority", "launch.runner", "launch.max_preemptions"),
+    *("launch.cores", "launch.gpus", "launch.memory", "launch.python", "hydra.run.dir"),
+)
+"""Keys that a run without the queue does not have, and its folder."""
 KEY = re.compile(r"api/([^/]+)/(.*)", re.DOTALL)
 """The key of a run that the API has submitted: who, and their own key."""
 
@@ -184,8 +189,8 @@ def _values(run: Run, caller: Caller, waiting: Sequence[int]) -> dict[str, Any]:
 
 def repeated(run: Run) -> list[str]:
     """The words that repeat a run by hand: without the queue, and in a new folder."""
-    own = ("launch=queue", "launch.wait=", "launch.key=", "launch.priority=", "hydra.run.dir=")
-    return [word for word in run.words if not word.startswith(own)]
+    own = OF_QUEUE if run.engine == OWN else ("launch.wait", "hydra.run.dir")
+    return [word for word in run.words if key_of(word) not in own]
 
 
 def _progress(run: Run) -> dict[str, Any] | None:
