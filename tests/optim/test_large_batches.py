@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests import runs
 from trainer.cli.compose import compose, hydra_app
 from trainer.config.instantiate import call_target
-from trainer.job.checkpoint_rows import slots
+from trainer.job.memory_rows import slots
 from trainer.optim.groups import Rate, optimizer_of
 
 LR, DECAY = 0.1, 0.01

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests import runs
 from tests.optim.test_large_batches import made, node_of
 from trainer.checkpoint import store, tensor_tree
-from trainer.job.checkpoint_rows import saved_slots
+from trainer.job.memory_rows import saved_slots
 from trainer.optim.updater import Updater
 
 LR, DECAY = 0.1, 0.01

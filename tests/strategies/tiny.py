@@ -32,11 +32,11 @@ class TinyImages(DataSource):
 
     def facts(self, global_batch_size: int) -> Facts:
         train, val = self.config["train_samples"], self.config["val_samples"]
-        side = self.config["side"]
-        return Facts("tiny noise", "tiny", train, val, (self.config["channels"], side, side), CLASSES)
+        side = self.config.get("side", SIDE)
+        return Facts("tiny noise", "tiny", train, val, (self.config.get("channels", 1), side, side), CLASSES)
 
     def open(self, facts: Facts) -> Splits:
-        shape, noise = facts.shape, self.config["noise"]
+        shape, noise = facts.shape, self.config.get("noise", 1.0)
         train = [torch.from_numpy(a) for a in images(facts.train_samples, 1, shape, noise)]
         val = [torch.from_numpy(a) for a in images(facts.val_samples, 2, shape, noise)]
         kind = Augmented if self.config["augment"] else ArrayDataset
