@@ -57,6 +57,16 @@ def test_a_run_starts_on_both_hosts_or_on_none(queue: Queue, add: Callable[..., 
     assert Path(run.folder, "engine", "host.1.log").exists()
 
 
+def test_hosts_meet_at_one_place_where_the_first_one_waits_for_git(
+    queue: Queue, add: Callable[..., int], runners: list[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, answer = iter(range(5)), runners[0]._code_version
+    monkeypatch.setattr(runners[0], "_code_version", lambda run: answer(run) if next(waits, None) is None else None)
+    run = until(queue, runners, add("work", 3, hosts=2), OVER)
+    first, second = (line.split() for line in sorted(Path(run.folder, "hosts").read_text().splitlines()))
+    assert run.state == DONE and first[2:] == second[2:]
+
+
 def test_where_one_host_fails_the_other_ends(queue: Queue, add: Callable[..., int], runners: list[Runner]) -> None:
     run = until(queue, runners, add("fail-second", 10**6, hosts=2), OVER)
     assert (run.state, run.code) == (FAILED, 3)

@@ -201,12 +201,12 @@ class Runner:
             lock: of the part, which its processes inherit.
         """
         first = next(iter(run.parts))
-        if self.host == first and run.hosts > 1:
-            self._set_part(run, meeting=_meeting())
-        elif self.host != first and not run.parts[first].meeting:
+        if self.host != first and not run.parts[first].meeting:
             return  # the first host says where to meet
         if (version := self._code_version(run)) is None:
             return
+        if self.host == first and run.hosts > 1:
+            self._set_part(run, meeting=_meeting())  # once: another host may start from now on
         number = list(run.parts).index(self.host)
         log = Path(run.log) if number == 0 else Path(run.log).with_name(f"host.{number}.log")
         try:
