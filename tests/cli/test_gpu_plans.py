@@ -320,6 +320,17 @@ def test_more_workers_than_usable_gpus_are_refused_with_the_reason(
     assert "this host has 1 GPU, and every worker needs its own (cuda:1 is not used: Tesla V100" in said
 
 
+@on_each_machine
+def test_a_plan_for_more_gpus_than_there_are_says_that_the_run_would_be_refused_here(
+    machine: Machine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for workers in (machine.gpus, machine.gpus + 1):
+        command = ["+recipe=digits_lenet", "plan=true", "device=cuda", f"launch.nproc={workers}"]
+        assert not workers or __main__.main(command) == 0
+        said = "the plan is for another machine, and the run would be refused on this one"
+        assert (said in " ".join(capsys.readouterr().out.split())) == (workers > machine.gpus)
+
+
 @pytest.mark.parametrize("machine", [MACHINES["a container with CUDA and without NVML"]], indirect=True)
 def test_a_refusal_for_want_of_gpus_waits_for_torchs_answer(machine: Machine, started: list[Ready]) -> None:
     with pytest.raises(Started):

@@ -112,8 +112,9 @@ def shard_like(live: torch.Tensor, saved: torch.Tensor | Stored) -> torch.Tensor
     """The part of a whole tensor that belongs to this worker's shard of ``live``. Nothing is exchanged."""
     if not is_sharded(live):
         return saved.whole() if isinstance(saved, Stored) else saved
-    mesh: Any = live.device_mesh  # type: ignore[attr-defined]
-    [(axis, placement)] = [(n, one) for n, one in enumerate(live.placements) if one.is_shard()]  # type: ignore[attr-defined]
+    cut: Any = live
+    mesh = cut.device_mesh
+    [(axis, placement)] = [(n, one) for n, one in enumerate(cut.placements) if one.is_shard()]
     if placement.dim:
         raise ValueError(f"a tensor that is cut along dimension {placement.dim}")
     each = -(-len(live) // mesh.size(axis))

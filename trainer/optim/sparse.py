@@ -109,10 +109,8 @@ def rule_of(node: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> Sparse
     Raises:
         UserError: ``optimizer.sparse=auto``, and the optimizer has no counterpart that updates touched rows alone.
     """
-    configured, family = (
-        str(node.get("sparse", "auto")),
-        FAMILIES.get(type(optimizer), getattr(optimizer, "of_tables", "")),
-    )
+    configured = str(node.get("sparse", "auto"))
+    family = FAMILIES.get(type(optimizer), getattr(optimizer, "of_tables", ""))
     lazy = family and not optimizer.defaults.get("momentum") and not optimizer.defaults.get("amsgrad")
     if configured == "auto" and not lazy:
         raise UserError(

@@ -59,10 +59,9 @@ def small_copy(optimizer: torch.optim.Optimizer, stand_ins: Sequence[torch.Tenso
     """A copy of an optimizer with a small tensor, of as many dimensions, in place of each parameter. It has no
     hooks."""
     parameters, state = parameters_of(optimizer), optimizer.state
-    begun = {
-        one: _small(state[p], one) for p, one in zip(parameters, stand_ins, strict=True) if p in state
-    }  # Adagrad's
-    copies: dict[int, Any] = {id(p): one for p, one in zip(parameters, stand_ins, strict=True)}
+    pairs = list(zip(parameters, stand_ins, strict=True))
+    begun = {one: _small(state[p], one) for p, one in pairs if p in state}  # Adagrad's
+    copies: dict[int, Any] = {id(p): one for p, one in pairs}
     copies[id(state)] = defaultdict(dict, begun)  # the state is as large as the model: it is not copied
     return copy.deepcopy(optimizer, copies)
 

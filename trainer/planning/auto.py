@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -63,7 +64,6 @@ class ModelFacts:
         loss_by_sample: the loss can tell the loss of each sample.
         speeds: samples per second by precision, as measured on this machine's GPU; empty: not measured.
         precision_before: that of the checkpoint from which the run resumes, and its name; empty: the run begins.
-        sizes: numbers of each parameter that the optimizer moves.
         rules: which parameters the optimizer updates by which rule, in words; empty: all by one.
     """
 
@@ -89,8 +89,12 @@ class ModelFacts:
     loss_by_sample: bool = True
     speeds: dict[str, float] = field(default_factory=dict)
     precision_before: tuple[str, str] = ("", "")
-    sizes: tuple[int, ...] = ()
     rules: str = ""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of each parameter that the optimizer moves."""
+        return tuple(math.prod(shape) for name, shape in self.shapes.items() if name not in self.frozen)
 
 
 @dataclass(frozen=True)

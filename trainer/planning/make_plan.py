@@ -102,11 +102,11 @@ def _concern(checked: Checked, model: ModelFacts, machine: Machine, length: Leng
     """Warnings about settings that run but are probably a mistake; usually empty."""
     short = _short_run(checked.config, length.steps_per_epoch, length.total_steps)
     loss = concern_of(checked.config, model.denominator)
-    gpus = (machine.about_gpus.concern or _too_few_gpus(checked, machine)) if checked.device == "cuda" else ""
+    gpus = [machine.about_gpus.concern, _too_few_gpus(checked, machine)] if checked.device == "cuda" else []
     takes = taken_by(machine.gpus[: checked.nproc], chosen.precision, model.flops)
     short_of_data = shortage(checked.facts, chosen.decode, chosen.num_workers, model.reads, takes)
     said = [
-        gpus,
+        *gpus,
         model.concern,
         loss,
         _late_momentum(checked),

@@ -97,11 +97,9 @@ class CollectiveDeclaration(Declaration):
                     "strategy.find_unused_parameters=false (or strategy.static_graph=false)",
                 )
             )
-        return (
-            refused
-            if self._plain
-            else refused + list(locate(f"{COMM_HOOK_CHECKS}:refuse")(self.options, config, workers))
-        )
+        if not self._plain:
+            refused += locate(f"{COMM_HOOK_CHECKS}:refuse")(self.options, config, workers)
+        return refused
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)

@@ -92,7 +92,6 @@ def probe(
         lower=lower,
         buckets=buckets,
         trained=sum(trained.values()),
-        sizes=tuple(trained.values()),
         in_tables=sum(table.weight.numel() for _, table in tables(model)),
         shapes=shapes,
         frozen=frozenset(shapes.keys() - trained.keys()),
