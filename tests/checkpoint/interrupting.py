@@ -1,4 +1,4 @@
-"""A callback by which a run breaks, or is asked to leave, in the middle of an update or of a validation."""
+"""A callback by which a run breaks, dies or is asked to leave, in the middle of an update or of a validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from trainer.worker.callbacks import TrainStart
 
 AT = "interrupt"
-"""The file, in the folder of the run's folder, that tells what happens: ``breaks`` or ``leaves``, the rank,
+"""The file, in the folder of the run's folder, that tells what happens: ``breaks``, ``dies`` or ``leaves``, the rank,
 ``training`` or ``validation``, and before which forward of that kind, from 0. It is removed when that happens."""
 
 
@@ -35,6 +35,6 @@ class Interrupting:
                     place.unlink()
                     if how == "breaks":
                         raise RuntimeError("broken by the test")
-                    os.kill(os.getpid(), signal.SIGUSR1)
+                    os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGUSR1)
 
         event.model.register_forward_pre_hook(look)

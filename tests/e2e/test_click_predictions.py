@@ -181,7 +181,7 @@ def test_the_logged_model_takes_rows_and_says_the_same(trained: Path, page: dict
     for given in ("list", "frame", "bare"):
         np.testing.assert_allclose(found[given], of(utf8), rtol=2e-5)
     assert found["error"].startswith(
-        "row 2: 1 field instead of 40; a row is a label or none, 13 integers and 26 tokens"
+        "row 3: 1 field instead of 40; a row is a label or none, 13 integers and 26 tokens"
     )
     assert len(found["example"]) == 1
     assert read(trained / "run" / "model.json")["rows"]["hash_size"] == 1000

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
 import trainer
+from tests.checkpoint.interrupting import AT
 from tests.equality.cells import EQUAL, Cell, share
 from tests.equality.rows import SHORT, Row
 from trainer.errors import RunPreempted, UserError
@@ -22,9 +22,10 @@ RUN = (
     "data.global_batch_size=18",
     "checkpoint.every_steps=4",
     "launch.max_restarts=1",
+    "callbacks=[{_target_:tests.checkpoint.interrupting.Interrupting}]",
 )
-AT = 10
-"""The run is killed, or leaves, in the update after so many."""
+UPDATE = 10
+"""The second worker is killed, or asked to leave, in the update after so many."""
 
 
 def _run(folder: Path, row: Row, *more: str) -> dict[str, np.ndarray]:
@@ -33,22 +34,21 @@ def _run(folder: Path, row: Row, *more: str) -> dict[str, np.ndarray]:
     return load_file(folder / "model.safetensors")
 
 
-def _signalled(number: int) -> str:
-    return f"callbacks=[{{_target_:tests.equality.killing.Killing,at:{AT},number:{number}}}]"
-
-
 def after_a_kill(row: Row, folder: Path) -> tuple[Cell, Cell]:
     """How far the run ends from an undisturbed one: killed and restarted, and going on with three workers."""
+    folder.mkdir(parents=True)
     plain = _run(folder / "plain", row)
-    killed = _run(folder / "killed", row, _signalled(signal.SIGKILL))
+    (folder / AT).write_text(f"dies 1 training {UPDATE}")
+    killed = _run(folder / "killed", row)
+    (folder / AT).write_text(f"leaves 1 training {UPDATE}")
     with contextlib.suppress(RunPreempted):
-        _run(folder / "other", row, _signalled(signal.SIGUSR1))
+        _run(folder / "other", row)
         raise AssertionError("the run was not asked to leave")
     workers = [f"launch.{'workers' if row.servers else 'nproc'}=3"]
     if row.servers and "strategy=pserver_sync" not in row.typed:  # work is handed out in blocks of batches
         workers += ["data.global_batch_size=null", "data.batch_size=9"]
     try:
-        other = _run(folder / "other", row, *workers, "resume=auto", _signalled(signal.SIGUSR1))
+        other = _run(folder / "other", row, *workers, "resume=auto")
     except UserError as error:
         return _cell(killed, plain), Cell("refused", str(error))
     return _cell(killed, plain), _cell(other, plain)

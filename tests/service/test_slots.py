@@ -67,7 +67,7 @@ def test_so_many_of_a_sweep_at_a_time(run: Callable[..., Run]) -> None:
     points = [replace(run(cores=1), sweep=7, parallel=2) for _ in range(4)]
     plan = decide({HERE: HOST}, points, [])
     assert [*plan.start] == [points[0].number, points[1].number]
-    assert plan.reasons[points[2].number] == "2 of its sweep run"
+    assert plan.reasons[points[2].number] == "2 jobs of its sweep run"
 
 
 def test_among_equals_the_user_who_holds_least_goes_first(run: Callable[..., Run]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -11,9 +13,10 @@ from tests.cli.conftest import Run
 from tests.sweep.fake_jobs import LOSS, SPACE, run_all, search, write
 from trainer.cli import sweep_search
 from trainer.cli.sweep_objective import Objective
+from trainer.cli.sweep_parallel import Parallel
 from trainer.cli.sweep_space import Choice, Interval
 from trainer.config.schema.run import SweepConfig
-from trainer.errors import UserError
+from trainer.errors import Interrupted, UserError
 from trainer.job.result import Result
 
 optuna = pytest.importorskip("optuna")
@@ -94,6 +97,20 @@ def test_the_median_pruner_ends_a_job_that_is_worse_than_others_were(tmp_path: P
     assert found.is_enough(6, tmp_path / "6")
     assert found.ended(6, Result("pruned", ""), tmp_path / "6", died=False)
     assert found.study.trials[6].state.name == "PRUNED" and found.study.trials[6].intermediate_values == {1: 0.9}
+
+
+def test_a_job_that_waits_at_its_rung_is_paused_when_the_search_is_left(tmp_path: Path) -> None:
+    found = search(tmp_path, pruner="asha", rung=1, trials=3)
+    for number, loss in enumerate([0.5, 0.9]):
+        assert found.next() is not None
+        write(tmp_path / str(number), {"val/loss": loss})
+        found.is_enough(number, tmp_path / str(number))
+    assert not found.ended(1, Result("pruned", ""), tmp_path / "1", died=False)
+    ended: dict[int, Result] = {}
+    sweep = SimpleNamespace(folder=tmp_path, flags=[], overrides=[], ended=ended, row=lambda shown, result: result)
+    with pytest.raises(Interrupted):
+        Parallel(cast(Any, sweep), found, [])._leave(cast(Any, SimpleNamespace(running={})), KeyboardInterrupt(), 1)
+    assert {number: result.status for number, result in ended.items()} == {1: "paused"}
 
 
 def test_several_objectives(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_served_model_answers_a_row(tmp_path: Path) -> None:
         said = wrong.value.read().decode()
     [logit] = logits(tmp_path / "run" / "model.json", tmp_path / "run" / "model.safetensors")
     assert found == frame == pytest.approx([1 / (1 + np.exp(-logit))], rel=1e-5)
-    assert wrong.value.code == 400 and "row 1: 1 field instead of 39" in said
+    assert wrong.value.code == 400 and "row 2: 1 field instead of 39" in said
 
 
 def logits(spec: Path, weights: Path) -> list[float]:

@@ -19,6 +19,7 @@ from trainer.cli.verb_parser import VerbParser, within
 from trainer.config.keys import key_of, leaves
 from trainer.config.secret_parts import HIDDEN
 from trainer.errors import RunFailed, UserError
+from trainer.host.parent_death import killed_with_parent
 from trainer.run_folder import lives
 from trainer.run_folder.folder_lock import FolderLock
 from trainer.run_folder.points import read_points
@@ -252,7 +253,7 @@ def _reproduce(run: Path) -> int:
     again = _new_folder(run)
     command = [sys.executable, "-m", "trainer", *words, f"hydra.run.dir={again}"]
     print(f"again: python -m trainer {shlex.join(command[3:])}", flush=True)
-    code = subprocess.run(command, check=False).returncode  # the saved command of the user  # nosec B603
+    code = subprocess.call(command, preexec_fn=killed_with_parent())  # the saved command of the user  # nosec B603
     if code:
         return code
     for line in _made_with([read_status(run, RESULT), read_status(again, RESULT)]):

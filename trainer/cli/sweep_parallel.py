@@ -56,6 +56,10 @@ class Source(ABC):
         """Return jobs that were to go on later, and do not."""
         return []
 
+    def paused(self) -> list[Next]:
+        """Return jobs that have stopped and may go on later."""
+        return []
+
 
 class EachOnce(Source):
     """The jobs of a grid, in their order.
@@ -137,10 +141,7 @@ class Parallel:
                     for number, end in pool.ends(POLL_S):
                         self._ended(number, end)
                     self._end_bad_ones(pool)
-                for job in self.source.left_behind():
-                    folder = self.sweep.folder / job.subdir
-                    result = replace(read_result(str(folder), PRUNED, ""), run_dir=str(folder))
-                    self.sweep.ended[job.number] = self.sweep.row(job.shown, result)
+                self._note(self.source.left_behind(), PRUNED)
             except (AskedToLeave, KeyboardInterrupt, Interrupted) as error:
                 self._leave(pool, error, config.checkpoint.grace_s + HARDER_S)
 
@@ -197,6 +198,13 @@ class Parallel:
                 pruned(folder).touch()
                 process.signal(signal.SIGTERM)
 
+    def _note(self, jobs: Sequence[Next], status: str) -> None:
+        """Note results of jobs that are not at work, with this status."""
+        for job in jobs:
+            folder = self.sweep.folder / job.subdir
+            result = replace(read_result(str(folder), status, ""), status=status, run_dir=str(folder))
+            self.sweep.ended[job.number] = self.sweep.row(job.shown, result)
+
     def _leave(self, pool: Pool, error: BaseException, within_s: float) -> None:
         """Pass a signal on to the jobs, and wait for their ends.
 
@@ -215,6 +223,7 @@ class Parallel:
                 self._ended(number, end)
         for number in pool.running:
             self.sweep.ended[number] = self.sweep.row(self.jobs[number][0].shown, Result("killed", ""))
+        self._note(self.source.paused(), sweep_table.PAUSED)
         cut = (RunPreempted if asked else Interrupted)(why)
         commands = Commands.of([*self.sweep.flags, *self.sweep.overrides], SWEEP_DIR, self.sweep.folder)
         cut.add_note(f"{'resume':<{INDENT}}{commands.resume}")

@@ -242,10 +242,12 @@ class Search(Source):
 
         if self.rungs is None or self.running:
             return []
-        waiting = sorted(self.rungs.waiting)
-        for number in waiting:
+        for number in self.rungs.waiting:
             self.study.tell(number, state=TrialState.PRUNED)
-        return [self._of(number) for number in waiting]
+        return self.paused()
+
+    def paused(self) -> list[Next]:
+        return [] if self.rungs is None else [self._of(number) for number in sorted(self.rungs.waiting)]
 
 
 def _distribution(one: Dimension) -> BaseDistribution:

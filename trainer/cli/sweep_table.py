@@ -23,6 +23,8 @@ METRICS = ("val/loss", "val/acc1", "val/acc5", "val/auc", "train/loss")
 SPARE = ("val/acc5", "train/loss", "val/loss", "val/acc1", "val/auc")
 """Columns that a narrow terminal leaves out, in this order; the watched metric has its own column."""
 NOT_STARTED = "not started"
+PAUSED = "paused"
+"""Status of a job that waits at its rung, and may go on when the sweep does."""
 MOST_FOLDERS = 6
 """Most folders of jobs that the last line names."""
 
@@ -142,7 +144,7 @@ def note(name: str, jobs: Sequence[Row], swept: Collection[str], repeat: str, fo
     best = best_of(jobs)
     ended = [
         status
-        for status in ("done", PRUNED, "submitted", "failed", "killed", PREEMPTED, NOT_STARTED)
+        for status in ("done", PRUNED, "submitted", "failed", "killed", PREEMPTED, PAUSED, NOT_STARTED)
         if any(row[2] == status for row in rows)
     ]
     counts = ", ".join(f"{sum(row[2] == status for row in rows)} {status}" for status in ended)

@@ -86,7 +86,9 @@ def decide(hosts: Mapping[str, Slots], waiting: Sequence[Run], alive: Sequence[R
             able.append(run)
     for run in shares.in_turn(able):
         if run.sweep is not None and 0 < run.parallel <= at_a_time.get(run.sweep, 0):
-            plan.reasons[run.number] = f"{run.parallel} of its sweep run"
+            plan.reasons[run.number] = (
+                f"{counted(run.parallel, 'job')} of its sweep {'runs' if run.parallel == 1 else 'run'}"
+            )
             continue
         if blocked:
             plan.reasons[run.number] = f"{blocked} before it"

@@ -73,16 +73,16 @@ class Served(mlflow.pyfunc.PythonModel):  # type: ignore[misc,name-defined]
         (N,), of numbers the numbers.
 
         Raises:
-            ValueError: rows are wrong; the first one's number, from 0, and why.
+            ValueError: rows are wrong; the first one's number, from 1, and why.
         """
-        for number, row in enumerate(rows):
+        for number, row in enumerate(rows, 1):
             if b"\n" in row:
                 raise ValueError(f"row {number} holds the end of a line; a row is {self.reader.format}")
         text = b"".join(row + b"\n" for row in rows)
         read = self.reader.read(text, bool(self.reader.labelled(text)))
         if read.bad:
             number, why = read.bad[0]
-            raise ValueError(f"row {number}: {why}; a row is {self.reader.format}")
+            raise ValueError(f"row {number + 1}: {why}; a row is {self.reader.format}")
         inputs: Any = {name: torch.from_numpy(array) for name, array in read.inputs.items()}
         with torch.inference_mode():
             placed, _ = self.place(inputs, torch.zeros(0))

@@ -70,10 +70,12 @@ class Host:
             self.kept = tempfile.TemporaryFile()  # noqa: SIM115  gone with the actor
             self.log = Path(f"/proc/self/fd/{self.kept.fileno()}")
         environment = {name: value for name, value in os.environ.items() if name not in without}
-        libc = ctypes.CDLL(None)  # loaded here: the child may do next to nothing
+        libc, actor = ctypes.CDLL(None), os.getpid()  # loaded here: the child may do next to nothing
 
         def die_with_the_actor() -> None:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != actor:  # it died before
+                os.kill(os.getpid(), signal.SIGKILL)
 
         with self.log.open("ab" if life else "wb") as file:
             if shown:
