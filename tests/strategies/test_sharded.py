@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torchvision
 from safetensors.torch import load_file
 from torch import nn
@@ -213,3 +214,18 @@ def test_16_bits_on_the_way_change_little(shard: str, warm: None, tmp_path: Path
     run(tmp_path, "strategy=single", "precision=fp32", "optimizer=momentum", "hydra.run.dir=alone")
     run(tmp_path, *SHARDED, *bits, "optimizer=momentum", "launch.nproc=2", "hydra.run.dir=bits")
     assert 0 < distance(tmp_path / "alone", tmp_path / "bits", "model.safetensors") < 0.02
+
+
+@pytest.mark.parametrize("synced", [False, True])
+def test_batch_norm_has_its_statistics_in_full_where_parameters_are_gathered_in_16_bits(
+    synced: bool, warm: None, tmp_path: Path
+) -> None:
+    few = ("optimizer.lr=0.001", f"strategy.sync_batch_norm={str(synced).lower()}", "max_steps=4")
+    own = ("+recipe=resnet50_flowers_demo", "model=resnet18", "data.global_batch_size=8", "validation=false")
+    for folder, gathered in (("whole", "full"), ("bits", "bf16")):
+        more = (f"strategy.param_dtype={gathered}", f"hydra.run.dir={folder}", "tracking=none", "launch.nproc=2")
+        ended = runs.trainer(*own, *SHARDED, *few, *more, cwd=tmp_path)
+        assert ended.returncode == 0, ended.stderr[-3000:]
+    found = load_file(tmp_path / "bits" / "model.safetensors")
+    assert {t.dtype for n, t in found.items() if "running" in n} == {torch.float32}
+    assert 0 < distance(tmp_path / "whole", tmp_path / "bits", "model.safetensors") < 0.05

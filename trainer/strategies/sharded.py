@@ -32,6 +32,22 @@ from trainer.strategies.in_group import InGroup
 DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class _FullNorm(nn.Module):
+    """Comes before the class of a batch norm whose parameters are gathered in 16 bits: torch wants them in the dtype of
+    the running statistics, which keep theirs."""
+
+    running_mean: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        gathered = self._parameters
+        self._parameters = {n: p if p is None else p.to(self.running_mean.dtype) for n, p in gathered.items()}  # type: ignore[misc]
+        try:
+            normalised: torch.Tensor = super().forward(input)
+            return normalised
+        finally:
+            self._parameters = gathered
+
+
 class Sharded(InGroup):
     """A worker of strategy=sharded. The workers of a shard group meet in each forward and each backward."""
 
@@ -51,6 +67,8 @@ class Sharded(InGroup):
         values = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
         with self.group.naming_the_missing("the sharding of the model"):
             mesh = self._mesh()
+            if DTYPES[self.options.param_dtype] is not None:
+                _keep_norms_full(model)
             self.parts = [*chosen(model, self.options.wrap, "strategy.wrap")[::-1], model]  # inner ones first
             for block in self.parts:
                 fully_shard(
@@ -158,6 +176,13 @@ class Sharded(InGroup):
         group = self.options.shard_group or self.seat.size
         own = local(tensor.detach()) if self.seat.rank < group else None
         return Piece(own, tuple(range(group)), tuple(tensor.shape))
+
+
+def _keep_norms_full(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.running_mean is not None:
+            own = type(module)
+            module.__class__ = type(own.__name__, (_FullNorm, own), {})
 
 
 def _room(tensors: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
