@@ -18,6 +18,7 @@ RECIPE = "+recipe=digits_lenet"
         ([RECIPE], "digits_lenet"),
         ([RECIPE, "optimizer.lr=0.1", "data.batch_size=64", "strategy=local_sgd"], "lr=0.1 b64 local_sgd"),
         ([RECIPE, "launch.nproc=2", "strategy=pserver_async", "launch.servers=1"], "w2 pserver_async s1"),
+        ([RECIPE, "epochs=400", "launch=queue", "launch.wait=false", "launch.nproc=2"], "400ep w2"),
         (
             [RECIPE, "tracking.uri=http://x", "hydra.run.dir=a/b", "+tracking.tags.a=b", "verbosity=quiet"],
             "digits_lenet",

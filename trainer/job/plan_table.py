@@ -202,7 +202,9 @@ def _processes(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.topology.launcher:
         engine = plan.topology.launcher.removeprefix("trainer.launch.engines.").partition(".")[0]
         ours = plan.topology.launcher.startswith("trainer.launch.engines.")
-        yield "launcher", f"launch={engine}, in a job of it" if ours else plan.topology.launcher
+        queued = plan.topology.launcher.startswith("trainer.service.")
+        where = f"launch={engine}, in a job of it" if ours else plan.topology.launcher
+        yield "launcher", "launch=queue, in slots of this host" if queued else where
     if plan.topology.least_nnodes:
         yield (
             "restarts",

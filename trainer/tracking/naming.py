@@ -35,18 +35,9 @@ IRRELEVANT = (
     "debug",
     "verbosity",
     "name",
-    "launch.master_addr",
-    "launch.master_port",
-    "launch.node_rank",
-    "launch.secret_file",
-    "launch.role",
-    "launch.rank",
-    "launch.server_endpoints",
-    "launch.worker_endpoints",
-    "launch.env",
-    "launch.server_ports",
+    "launch",
 )
-"""Keys that make no difference to what is trained."""
+"""Keys that make no difference to what is trained, but for those of ``SHORT``."""
 FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 """Characters that MLflow refuses in a model's name."""
 
@@ -76,7 +67,7 @@ def model_name(recipe: str, which: str) -> str:
 
 def _briefly(overrides: Sequence[str]) -> list[str]:
     """Shorten each override as far as it still differs from the others."""
-    named = [o for o in overrides if not is_of(key_of(o), IRRELEVANT)]
+    named = [o for o in overrides if key_of(o) in SHORT or not is_of(key_of(o), IRRELEVANT)]
     last = {key_of(o): o for o in named}
     return [_short(o, _unlike(key, list(last))) for key, o in last.items()]
 
