@@ -142,6 +142,10 @@ STRATEGIES = {
         )
         for begin in (0, 3)
     ),
+    "ways": (
+        (*DIGITS, "launch.nproc=4", "strategy=collective", "strategy.reduce_group=2", "strategy.comm_streams=2"),
+        (*DIGITS, "launch.nproc=2", "strategy=collective", "strategy.comm_streams=2", "strategy.bucket_cap_mb=0.01"),
+    ),
     "sharded": (
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "optimizer=adamw", "strategy.clip_norm=1.0"),
         (*DIGITS, "launch.nproc=2", "strategy=sharded", "strategy.shard=gradients", "optimizer.momentum=0.9"),
@@ -152,7 +156,7 @@ STRATEGIES = {
     ),
 }
 
-AVERAGED = ("single", "collective", "dgc", "sharded", "sharded optimizer", "local_sgd", "pserver_sync")
+AVERAGED = ("single", "collective", "dgc", "ways", "sharded", "sharded optimizer", "local_sgd", "pserver_sync")
 """The others refuse averaged weights."""
 
 

@@ -322,6 +322,13 @@ KNOBS = """
     launch.nproc=2 strategy=collective strategy.comm_hook=dgc +optimizer.dampening=0.1
         optimizer.dampening | whole => +optimizer.dampening=0
     strategy=collective strategy.comm_hook=bf16 | strategy.comm_hook=bf16 | one worker => strategy.comm_hook=none
+    strategy=collective strategy.comm_streams=2 | one worker => strategy.comm_streams=1
+    launch.nproc=4 strategy=collective strategy.reduce_group=3
+        strategy.reduce_group=3 | no groups of 3 => strategy.reduce_group=2
+    launch.nproc=2 strategy=collective strategy.reduce_group=2
+        strategy.reduce_group=2 | no groups of 2 => strategy.reduce_group=null
+    launch.nproc=4 strategy=collective strategy.reduce_group=2 strategy.comm_hook=bf16
+        strategy.reduce_group=2 | in its own way => strategy.comm_hook=none
     launch.nproc=2 strategy=collective strategy.powersgd.rank=4
         strategy.powersgd.rank=4 | nothing is compressed => strategy.comm_hook=powersgd
     launch.nproc=2 strategy=collective strategy.comm_hook=powersgd strategy.powersgd.rank=0

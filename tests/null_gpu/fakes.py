@@ -40,7 +40,7 @@ from trainer.metrics.binary import BinaryExam, BinaryMeter, BinaryObjective
 from trainer.metrics.classification import ClassObjective
 from trainer.metrics.label_rankings import RankingsShown
 from trainer.metrics.sums import SumsObjective
-from trainer.strategies import comm_hooks, dgc, in_ddp, process_group
+from trainer.strategies import comm_hooks, in_ddp, process_group
 from trainer.worker import build
 from trainer.worker.callbacks import Callbacks
 
@@ -80,7 +80,8 @@ class _FirstBuckets:
 
 def _register(ddp: Any, options: Any, updater: Any) -> Any:
     memory = comm_hooks.register(ddp, options, updater)
-    in_buckets(ddp, options.comm_hook)
+    ways = options.reduce_group or options.comm_streams > 1
+    in_buckets(ddp, "routes" if ways else options.comm_hook)
     return memory
 
 
@@ -186,7 +187,7 @@ def in_place(workers: int, waits: Waits) -> Iterator[None]:
             (process_group.ProcessGroup, "_wait_until_all_have", lambda self, what: None),
             (process_group.ProcessGroup, "gather_objects", lambda self, own: [own]),
             (in_ddp, "register", _register),
-            (dgc, "_done", lambda buffer: _Done(buffer).as_one()),
+            (transfers, "answer", lambda buffer: _Done(buffer).as_one()),
         ):
             stack.enter_context(patch.object(place, name, fake))
         yield

@@ -98,6 +98,9 @@ OTHERS = {
     "dgc": Case(
         2, [*LENET, "data.labels=side", "strategy=collective", "strategy.comm_hook=dgc", "strategy.dgc.min_size=100"]
     ),
+    "hierarchical": Case(
+        4, [*LENET, "data.labels=side", "strategy=collective", "strategy.reduce_group=2", "strategy.comm_streams=2"]
+    ),
     "post_local": Case(2, [*STACK, "strategy=local_sgd", "strategy.begin=gradients", "strategy.begin_step=20"]),
     "diloco": Case(2, [*STACK, "strategy=local_sgd", "strategy.k_steps=2", "strategy.outer.momentum=0.9"]),
     # how far the next average is follows from losses

@@ -60,7 +60,12 @@ BASE = (
     "device=cpu",
 )
 
-VARIANTS = {"sharded_optimizer": ("strategy=sharded", "strategy.shard=optimizer")}
+STREAMS = ("strategy=collective", "strategy.comm_streams=2", "strategy.bucket_cap_mb=0.001")
+VARIANTS = {
+    "sharded_optimizer": ("strategy=sharded", "strategy.shard=optimizer"),
+    "streams": STREAMS,
+    "hierarchical": (*STREAMS, "strategy.reduce_group=2"),
+}
 """Strategies of the suite that are a strategy with an option."""
 SERVERS = {1: 1, 2: 2, 3: 1, 4: 3}
 """Servers of the suite's parameter-server runs, by the number of workers."""

@@ -39,13 +39,15 @@ SIZES = {
     "pserver_ssp": [1, 2],
     "pserver_geo": [1, 2],
     "averaging": [2],
+    "streams": [2],
+    "hierarchical": [4],
 }
 SWEPT = [
     *(("toy_server", 1), ("toy_server", 4), ("local_sgd", 4), ("sharded", 4), ("sharded_optimizer", 4)),
     *(("collective", 4), ("pserver_sync", 1)),
 ]
 """Of ``make test-long``: other numbers of workers of strategies that are in ``make test`` with two, or with four."""
-GROUPED = ("collective", "sharded", "sharded_optimizer", "local_sgd", "averaging")
+GROUPED = ("collective", "streams", "hierarchical", "sharded", "sharded_optimizer", "local_sgd", "averaging")
 """Those with a process group; the last one is the example of docs/adding.md."""
 WEIGHTED = ("loss.weight=[3,0.5,0,1,2,0.1,1]",)
 """One class does not count, so that a batch, or a worker's whole update, may have no denominator."""

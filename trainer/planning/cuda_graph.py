@@ -58,6 +58,9 @@ def _of_config(checked: Checked) -> Iterator[tuple[str, str]]:
             yield why, "strategy.find_unused_parameters=false"
         if strategy.comm_hook != "none":
             yield f"strategy.comm_hook={strategy.comm_hook} runs on the host in each update", "strategy.comm_hook=none"
+        if strategy.reduce_group or strategy.comm_streams > 1:
+            why = "gradients go over other groups than DDP's own (strategy.reduce_group, strategy.comm_streams)"
+            yield why, "strategy.reduce_group=null strategy.comm_streams=1"
     if config.on_nonfinite != "stop":
         yield f"on_nonfinite={config.on_nonfinite} reads the gradients in each update", "on_nonfinite=stop"
 

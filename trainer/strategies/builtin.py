@@ -71,7 +71,8 @@ class CollectiveDeclaration(Declaration):
     def _plain(self) -> bool:
         """Whether gradients travel as they are, and no option of another hook is set."""
         options = self.options
-        return (options.comm_hook, options.powersgd, options.dgc) == ("none", PowerSgdOptions(), DgcOptions())
+        ways = options.reduce_group is None and options.comm_streams == 1
+        return ways and (options.comm_hook, options.powersgd, options.dgc) == ("none", PowerSgdOptions(), DgcOptions())
 
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
@@ -109,6 +110,10 @@ class CollectiveDeclaration(Declaration):
         if sparse and self.comm_hook != "none":
             why = f"is for dense gradients, and those of {sparse[0]} are sparse"
             refused.append(UserError(f"strategy.comm_hook={self.comm_hook}", why, "strategy.comm_hook=none"))
+        elif sparse and not self._plain:
+            why = f"the gradients of {sparse[0]} are sparse, and go over DDP's own group"
+            instead = "strategy.reduce_group=null strategy.comm_streams=1"
+            refused.append(UserError("strategy.reduce_group or strategy.comm_streams", why, instead))
         if sparse and (config.device == "cuda" or (config.device == "auto" and hardware.gpus())):
             why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
             refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))

@@ -24,6 +24,9 @@ def exchange(strategy: CollectiveStrategy, sizes: Sequence[int], size: int) -> s
         sizes: numbers of each trained parameter. size: bytes of a number.
     """
     hook, options, whole = strategy.comm_hook, strategy.dgc, sum(sizes) * size
+    if strategy.reduce_group:
+        near = f"{sized(whole)} of gradients among {counted(strategy.reduce_group, 'worker')}"
+        return f"{near}, and {sized(whole / strategy.reduce_group)} of each worker between these groups"
     if hook in ("fp16", "bf16"):
         return f"{sized(sum(sizes) * 2)} of gradients of each worker in an update, instead of {sized(whole)}"
     large = [numbers for numbers in sizes if numbers >= options.min_size]
@@ -61,6 +64,7 @@ def refuse(strategy: CollectiveStrategy, config: RunConfig, workers: int) -> Ite
             if (value := getattr(getattr(strategy, own), name)) != default:
                 why = f"with {hook} nothing is compressed that way"
                 yield UserError(f"strategy.{own}.{name}={spelled(value)}", why, f"strategy.comm_hook={own}")
+    yield from _refuse_ways(strategy, workers)
     if strategy.comm_hook not in ("powersgd", "dgc"):
         return
     if config.precision == "fp16":
@@ -75,6 +79,22 @@ def refuse(strategy: CollectiveStrategy, config: RunConfig, workers: int) -> Ite
         yield UserError(f"strategy.{key}={begins}", why, f"strategy.{key}={instead}")
     if not powersgd:
         yield from _refuse_dgc(strategy)
+
+
+def _refuse_ways(strategy: CollectiveStrategy, workers: int) -> Iterator[UserError]:
+    group = strategy.reduce_group
+    if strategy.comm_streams > 1 and workers == 1:
+        why = "one worker exchanges no gradients"
+        yield UserError(f"strategy.comm_streams={strategy.comm_streams}", why, "strategy.comm_streams=1")
+    if group and (workers % group or group >= workers):
+        fitting = [number for number in range(2, workers) if workers % number == 0]
+        why = f"{counted(workers, 'worker')} are no groups of {group}"
+        instead = " or ".join(f"strategy.reduce_group={n}" for n in [*fitting[-2:], "null"])
+        yield UserError(f"strategy.reduce_group={group}", why, instead)
+    if strategy.comm_hook != "none" and (group or strategy.comm_streams > 1):
+        what = f"strategy.reduce_group={group}" if group else f"strategy.comm_streams={strategy.comm_streams}"
+        why = f"strategy.comm_hook={strategy.comm_hook} exchanges gradients in its own way"
+        yield UserError(what, why, "strategy.comm_hook=none")
 
 
 def _refuse_dgc(strategy: CollectiveStrategy) -> Iterator[UserError]:

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.config.schema.strategy import DgcOptions
+from trainer.host import transfers
 from trainer.optim.updater import Updater
 from trainer.strategies.comm_hook_checks import PLACE_BYTES
 
@@ -145,14 +146,7 @@ def sparse_exchange(state: Dgc, bucket: dist.GradBucket) -> torch.futures.Future
     for some, exchange in ((others, _as_they_are), (large, lambda some: _by_values(state, some, sparsity or 0.0))):
         if some:
             exchange(some)
-    return _done(buffer)
-
-
-def _done(buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """What DDP waits for, which is there, or on a GPU will be when it comes to it."""
-    done: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-    done.set_result(buffer)
-    return done
+    return transfers.answer(buffer)
 
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

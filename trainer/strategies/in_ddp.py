@@ -14,11 +14,14 @@ from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.in_group import InGroup
+from trainer.strategies.routes import Routes, by_its_way
 
 
 class InDdp(InGroup):
     """Base class of workers that apply the mean gradient of the global batch.
     Buffers are not broadcast in each forward: ``synchronize`` agrees on them where they are read."""
+
+    routes: Routes | None = None
 
     def in_ddp(self, model: nn.Module, options: CollectiveStrategy) -> nn.Module:
         """Wrap the model, after the equal start and the updater; sets ``model``, ``ddp`` and ``memory`` (of PowerSGD or
@@ -37,6 +40,10 @@ class InDdp(InGroup):
                 static_graph=options.static_graph,
             )
         self.memory = register(self.ddp, options, self.updater)
+        if options.reduce_group or options.comm_streams > 1:
+            with self.group.naming_the_missing("the start of the groups"):
+                self.routes = Routes(self.group, options.comm_streams, options.reduce_group)
+            self.ddp.register_comm_hook(self.routes, by_its_way)
         return self.ddp
 
     def weight(self, denominator: float) -> float | torch.Tensor:
@@ -77,4 +84,6 @@ class InDdp(InGroup):
 
     def close(self) -> None:
         self.__dict__.pop("ddp", None)  # its reducer goes before the group
+        if self.routes is not None:
+            self.routes.close()
         super().close()

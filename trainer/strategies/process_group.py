@@ -170,6 +170,13 @@ class ProcessGroup:
         self.subgroups += every
         return own  # type: ignore[no-any-return]
 
+    def across(self, size: int) -> dist.ProcessGroup:
+        """Make groups of the workers with the same place among so many neighbours; returns the one of this worker."""
+        places = [[*range(place, self.seat.size, size)] for place in range(size)]
+        own, every = dist.new_subgroups_by_enumeration(places, timeout=self.limit)
+        self.subgroups += every
+        return own  # type: ignore[no-any-return]
+
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Give all workers the first worker's buffers, or their average, as the options say."""
         with self.naming_the_missing("the agreement on buffers"), torch.no_grad():

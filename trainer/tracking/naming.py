@@ -27,16 +27,7 @@ SHORT = {
     "max_steps": "{} steps",
 }
 """Short names of keys: workers are ``w``, servers ``s``, hosts ``h``, a global batch ``gb``."""
-IRRELEVANT = (
-    "recipe",
-    "hydra",
-    "tracking",
-    "plan",
-    "debug",
-    "verbosity",
-    "name",
-    "launch",
-)
+IRRELEVANT = ("recipe", "hydra", "tracking", "plan", "debug", "verbosity", "name", "launch")
 """Keys that make no difference to what is trained, but for those of ``SHORT``."""
 FORBIDDEN = re.compile(r"[/:.%\"'\s]+")
 """Characters that MLflow refuses in a model's name."""

@@ -93,6 +93,13 @@ class CollectiveStrategy(GroupStrategy):
         "what travels: gradients as they are, in 16 bits, PowerSGD's low-rank factors, or DGC's greatest values",
         choices=("none", "fp16", "bf16", "powersgd", "dgc"),
     )
+    reduce_group: Optional[int] = key(
+        None,
+        "neighbours that add up gradients before the groups do (hierarchical all-reduce; null: one ring)",
+        "workers",
+        ge=2,
+    )
+    comm_streams: int = key(1, "process groups over which gradient buckets travel side by side", "groups", ge=1, le=8)
     powersgd: PowerSgdOptions = key(PowerSgdOptions, "with comm_hook=powersgd: how gradients are compressed")
     dgc: DgcOptions = key(DgcOptions, "with comm_hook=dgc: how gradients are compressed")
 
