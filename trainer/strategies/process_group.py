@@ -175,7 +175,8 @@ class ProcessGroup:
         places = [[*range(place, self.seat.size, size)] for place in range(size)]
         own, every = dist.new_subgroups_by_enumeration(places, timeout=self.limit)
         self.subgroups += every
-        return own  # type: ignore[no-any-return]
+        assert isinstance(own, dist.ProcessGroup), "each worker is in one of them"
+        return own
 
     def agree_on_buffers(self, model: nn.Module) -> None:
         """Give all workers the first worker's buffers, or their average, as the options say."""

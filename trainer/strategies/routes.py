@@ -62,7 +62,7 @@ class Way:
         try:
             self._add_up(buffer)
         except Exception as error:  # the backward waits for it, and names the worker that is missing
-            future.set_exception(error)
+            future.set_exception(error)  # type: ignore[arg-type]
         else:
             future.set_result(buffer)
 
