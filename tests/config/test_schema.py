@@ -177,9 +177,9 @@ def test_configs_that_tests_copy_are_those_that_hydra_composes(overrides: tuple[
 def test_one_of_each_unit_is_a_word() -> None:
     units = {part for key in KEYS for part in [keys._units(key.unit, 1).strip()] if part}
     words = """
-        GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature group host id image job level
-        minute number part pixel preemption process push restart rewind row sample second slot step thread unit update
-        use validation value worker
+        GPU GiB KiB MiB batch change channel checkpoint class column core element epoch feature group host id image
+        job level minute number part pixel preemption process push restart rewind row sample second slot step thread
+        unit update use validation value worker
     """
     assert units <= {*words.split(), "steps or event time"}
 
