@@ -89,7 +89,7 @@ def check_once(folder: Path, servers: int) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("mode", ["async, merged", "ssp", "geo"])
+@pytest.mark.parametrize("mode", ["async, merged", pytest.param("ssp", marks=pytest.mark.long), "geo"])
 def test_each_batch_is_applied_once_over_lives_of_other_sizes(
     mode: str, two: Callable[[str], Path], tmp_path: Path
 ) -> None:

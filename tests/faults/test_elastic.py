@@ -171,7 +171,7 @@ def check_each_batch_once(run: Path) -> None:
     assert applied(run / "ledger.1.tsv") == found
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_hosts_without_a_common_step_die_and_come_and_each_batch_is_applied_once(tmp_path: Path) -> None:
     """It dies with its worker's pushes under way, and in the middle of a block."""
     with loopback(

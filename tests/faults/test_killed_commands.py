@@ -57,7 +57,7 @@ def workers(folder: Path) -> Sequence[Path]:
     ("name", "trainings"),
     [
         ("scaling", 1),
-        pytest.param("lr_find", 1, marks=pytest.mark.all),
+        pytest.param("lr_find", 1, marks=pytest.mark.long),
         pytest.param("sweep", 2, marks=pytest.mark.all),
     ],
 )

@@ -75,7 +75,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, flo
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("launch", ["in_process", "forkserver"])
+@pytest.mark.parametrize("launch", [pytest.param("in_process", marks=pytest.mark.long), "forkserver"])
 def test_preempted_run_saves_says_so_and_goes_on_as_if_nothing_had_been(
     tmp_path: Path, launch: str, undisturbed: list[tuple[int, float]]
 ) -> None:
@@ -150,7 +150,7 @@ def test_signal_before_a_process_has_done_an_update_ends_it_at_once_and_a_schedu
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.long)])
 def test_scheduler_that_signals_every_process_lets_the_run_save(tmp_path: Path, number: signal.Signals) -> None:
     """As scancel and srun do: also the tracking process and multiprocessing's tracker of resources."""
     with at_the_gate(tmp_path, "launch.nproc=2", "data.num_workers=1") as (process, run):

@@ -83,7 +83,7 @@ def test_all_go_on_from_the_checkpoint_when_one_is_killed(tmp_path: Path, undist
     assert sent(tmp_path) == undisturbed
 
 
-@pytest.mark.all
+@pytest.mark.long
 def test_workers_that_outlive_their_forkserver_do_not_outlive_the_life(
     tmp_path: Path, undisturbed: list[tuple[int, float]]
 ) -> None:

@@ -121,7 +121,7 @@ def test_sync_ends_with_the_numbers_of_an_undisturbed_run_when_a_server_is_kille
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("mode", ["async", "ssp", "geo"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("ssp", marks=pytest.mark.long), "geo"])
 def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed(tmp_path: Path, mode: str) -> None:
     """Without a common step the numbers differ from run to run; the ledgers of two runs have the same batches."""
     (tmp_path / "undisturbed").mkdir()

@@ -22,7 +22,7 @@ needs_null_gpu = pytest.mark.skipif(bool(machine.missing()), reason=f"a null GPU
     [
         ("waits", 3, 0),
         *(
-            pytest.param(part, rows, rated, marks=pytest.mark.all)
+            pytest.param(part, rows, rated, marks=pytest.mark.long)
             for part, rows, rated in (("resident", 5, 5), ("rival", 2, 2), ("compile", 5, 5), ("jpeg", 4, 4))
         ),
     ],

@@ -122,9 +122,17 @@ OTHERS = {
     # the host ranks the scores of each label before the workers exchange them
     "multi_label": Case(2, [*LENET, "data.labels=traits", "strategy=collective"], validation=2),
 }
+LONG = {
+    *("buffers", "skip_local_sgd", "line_of_batch", "uneven_local_sgd", "regression", "after_validation", "nadam"),
+    *("layer_decay", "muon", "fp16_not_fused", "multi_label", "post_local"),
+}
+"""Cases of ``make test-long``: what each does has a part in another case."""
 CASES = [
     *(pytest.param(case, id=name) for name, case in SHORT.items()),
-    *(pytest.param(case, id=name, marks=pytest.mark.all) for name, case in OTHERS.items()),
+    *(
+        pytest.param(case, id=name, marks=pytest.mark.long if name in LONG else pytest.mark.all)
+        for name, case in OTHERS.items()
+    ),
 ]
 
 

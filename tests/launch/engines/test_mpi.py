@@ -229,7 +229,9 @@ def test_hosts_without_a_common_disk_bring_lines_and_exit_codes_by_the_address(
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("apart", [False, True], ids=["one disk", "no common disk"])
+@pytest.mark.parametrize(
+    "apart", [pytest.param(False, marks=pytest.mark.long), True], ids=["one disk", "no common disk"]
+)
 def test_two_hosts_of_mpirun_find_each_other_and_train(apart: bool, mpirun: str, tmp_path: Path) -> None:
     where = ["launch=mpi", f"launch.mpirun={mpirun}", "launch.nnodes=2", "launch.nproc=1", "hydra.run.dir=run"]
     where += ["launch.shared_storage=false", f"checkpoint.to=file://{tmp_path}/store"] if apart else []

@@ -99,7 +99,7 @@ def test_job_that_ends_is_to_be_waited_for(tmp_path: Path, fakes: Path, state: s
     assert found is not None and found.leaves == ends
 
 
-@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("before", [pytest.param(False, marks=pytest.mark.long), True])
 def test_refused_job_leaves_everything_as_before(fakes: Path, before: bool) -> None:
     fake(fakes, "sbatch", REFUSES)
     folder = fakes.parent / "work" / "run" / "engine"
