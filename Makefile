@@ -21,7 +21,7 @@ test: install-dev
 	$(BIN)/python -m pytest -n $(JOBS)
 
 test-all: install-dev
-	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not kills and not engines" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) -m "not long and not engines" $(ARGS)
 
 test-gpu: install-dev
 	$(BIN)/python -m pytest -n 4 tests/gpu
@@ -41,7 +41,7 @@ test-long: install-dev
 
 # Both are parts of .ci/run; the tests have a short case of each.
 simulation: install-dev
-	$(BIN)/python -m tests.simulation --seeds 0:8000 --jobs 2
+	$(BIN)/python -m tests.simulation --seeds 0:4000 --jobs 2
 
 # Real engines on this machine, where they are installed: packages slurmctld, slurmd, slurm-client, munge and
 # postgresql of Debian.

@@ -58,7 +58,7 @@ STRATEGIES = EXACT | {
 """Of the others the ledgers tell that every batch counts once at every server, over all lives."""
 MOST = 8
 """Times that a run is started again."""
-CI, LONG = 5, 63
+CI, LONG = 3, 63
 """Kills of each strategy: up to which `make kills` goes on, and in all."""
 IN_TESTS = ("pserver_async",)
 """`make test` plays the first kill of this one, and `make kills` the others up to that number."""

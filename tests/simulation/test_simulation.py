@@ -18,7 +18,7 @@ from tests.simulation.seeds import SHOWN, found_by, many, one, part
 from trainer.strategies.pserver.worker.held_blocks import HeldBlocks
 
 SEEDS = 300
-"""`make simulation` plays 8,000, and `make test-long` a million others."""
+"""`make simulation` plays 4,000, and `make test-long` a million others."""
 MOST = 20_000
 """Seeds within which a defect has to be found."""
 FOUND_AT: dict[str, tuple[str | None, int]] = {
