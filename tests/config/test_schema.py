@@ -30,6 +30,7 @@ OF_PARAMETERS_OR_THE_METRIC = (
     "lr weight_decay momentum eps clip_norm max_grad_norm trust_coeff clip_value init_scale initial_accumulator_value "
     "min_delta lr_find.first lr_find.last"
 )
+LINKS = "gbit latency_ms"  # their names say the unit
 FACTORS = "beta mix warmup_start gamma final initial least layer_decay power diverged"
 SHARES = """
     val_fraction test_fraction min_scale min_ratio flip max_bad_fraction erasing mix_probability label_smoothing epsilon

@@ -12,33 +12,32 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trainer.cli import compose
+from trainer.cli.advice_table import FILE, Advice, leave, numbers_of, seconds, show
 from trainer.cli.arguments import ADVISE, AUTO, typed_keys
 from trainer.cli.short_trainings import APART, short, start
 from trainer.config.keys import key_of
-from trainer.config.schema import GROUPS
+from trainer.config.schema import GROUPS, StrategyConfig
 from trainer.errors import UserError
 from trainer.host.engine_tasks import RUN_DIR, tasks_of
 from trainer.job.result import Result
 from trainer.planning import cost
 from trainer.planning.cost import Cores, Link, Machine, Work
-from trainer.wording import counted, sized
 
 if TYPE_CHECKING:
     from hydra._internal.hydra import Hydra
     from omegaconf import DictConfig
 
-    from trainer.job.advice import Case, Row
+    from trainer.job.advice import Candidate, Case
     from trainer.job.ready import Ready
 
-MOST_WORKERS = 1_000_000
-FILE, PROBE, PROBE_FILE = "advise.json", "trainer.worker.advice_probe.Probe", "probe.json"
+PROBE, PROBE_FILE = "trainer.worker.advice_probe.Probe", "probe.json"
 OF_PROCESSES = ("launch.nproc", "launch.workers", "launch.nnodes", "launch.node_rank", "launch.servers", "launch.ips")
-ASKED = ("hydra.run.dir", "plan", "resume", "resume.path", "mode", "verbosity", "max_steps", "epochs")
+OF_THE_RUN = ("hydra.run.dir", "plan", "mode", "verbosity", "max_steps", "epochs")
 MEMORY_SHARE = 0.9
 """Of the free memory, that workers may take together."""
 
@@ -68,46 +67,6 @@ class Probed:
         return self.work.forward + self.work.backward
 
 
-@dataclass(frozen=True)
-class Advice:
-    """What the trainings have shown: the candidates, best first, and what each machine was predicted from."""
-
-    rows: list[Row]
-    machine: Machine
-    case: Case
-    ready: Ready
-    limit: float
-
-    @property
-    def workers(self) -> int:
-        """Workers of the run."""
-        return self.ready.plan.topology.workers
-
-    @property
-    def best(self) -> Row | None:
-        """The fastest candidate that is equal to the plain average of gradients and fits into memory."""
-        from trainer.job.advice import best_of
-
-        return best_of(self.rows)
-
-    def samples(self, workers: int) -> int:
-        """Samples of an update with so many workers."""
-        batches = self.ready.plan.batches
-        together = self.ready.checked.config.data.global_batch_size is not None
-        return batches.global_size if together else batches.size * batches.merge * workers
-
-    def rate(self, row: Row, workers: int) -> float | None:
-        """Samples per second of a candidate with so many workers; None: there are fewer samples than workers."""
-        from trainer.job.advice import cost_of
-
-        batch = self.samples(workers) / workers / self.ready.plan.batches.merge
-        if row.options is None or batch < 1:
-            return None
-        if workers == 1:
-            return self.samples(1) / self.machine.group(1, batch).work.total
-        return self.samples(workers) / cost_of(row.options, self.case, self.machine.group(workers, batch)).step
-
-
 def alone_here(config: DictConfig) -> bool:
     """Whether this command trains, with all workers on this host. Hosts that each measured could differ in what they
     choose, and so could the processes of an engine."""
@@ -116,7 +75,36 @@ def alone_here(config: DictConfig) -> bool:
     return here and config.mode == "train" and not config.plan and RUN_DIR not in env and not tasks_of(env)
 
 
-def advise(app: Hydra, overrides: Sequence[str], config_name: str, config: DictConfig, flags: Sequence[str]) -> Result:
+@dataclass(frozen=True)
+class Asked:
+    """A command that asks for advice: its overrides, and the config that Hydra has composed of them."""
+
+    app: Hydra
+    overrides: Sequence[str]
+    config_name: str
+    config: DictConfig
+    flags: Sequence[str]
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return compose.named_folder(self.config, "hydra.run.dir")
+
+    def planned(self, candidate: Candidate) -> Ready | UserError:
+        """The job with a candidate as ``plan=true`` has it, or why it cannot be composed."""
+        from trainer.job.check import get_ready
+
+        left = ("advise", "resume", "plan", "hydra")
+        words = [o for o in with_candidate(self.overrides, candidate) if key_of(o).partition(".")[0] not in left]
+        words = [*words, "plan=true", "tracking=none"]
+        try:
+            config = compose.compose(self.app, words, self.config_name)
+            return get_ready(compose.plain(config), typed_keys(words), str(self.folder))
+        except UserError as error:
+            return error
+
+
+def advise(asked: Asked) -> Result:
     """Print the table of candidates, and train nothing. Without ``plan=true`` the run's folder gets files of it.
 
     Raises:
@@ -124,14 +112,13 @@ def advise(app: Hydra, overrides: Sequence[str], config_name: str, config: DictC
     """
     from trainer.job.claim_folder import claim
 
+    config, folder = asked.config, asked.folder
     _check(config)
-    _numbers(config)
-    folder = compose.named_folder(config, "hydra.run.dir")
-    with _folder(None if config.plan else claim(folder, "hydra.run.dir" in typed_keys(overrides))) as place:
-        advice = _measured(app, overrides, config_name, config, flags, place)
-        if advice is None:
-            raise UserError(ADVISE, "one worker has nobody to exchange with", f"{ADVISE} launch.nproc=2")
-        _show(advice, config, "to type")
+    if (plain := _plain(asked)) is None:
+        raise UserError(ADVISE, "one worker has nobody to exchange with", f"{ADVISE} launch.nproc=2")
+    with _folder(None if config.plan else claim(folder, "hydra.run.dir" in typed_keys(asked.overrides))) as place:
+        advice = _measured(asked, plain, place)
+        show(advice, config, "to type")
         if config.plan:
             return Result("planned", str(folder))
         leave(place, advice, config)
@@ -139,9 +126,7 @@ def advise(app: Hydra, overrides: Sequence[str], config_name: str, config: DictC
     return Result("done", str(place), metrics=metrics, mode="advise", validation=False)
 
 
-def resolved(
-    app: Hydra, overrides: Sequence[str], config_name: str, config: DictConfig, flags: Sequence[str]
-) -> tuple[list[str], Advice | None, str]:
+def resolved(asked: Asked) -> tuple[list[str], Advice | None, str]:
     """What to type instead of a typed ``strategy=auto``: the fastest candidate that is equal and fits.
 
     A run that resumes in its folder keeps its choice.
@@ -149,23 +134,41 @@ def resolved(
     Returns:
         The overrides, what was measured (None: nothing), and why.
     """
-    kept = [o for o in overrides if o != AUTO]
-    before = compose.named_folder(config, "hydra.run.dir") / FILE
-    if config.resume.path and before.is_file():
+    from trainer.job.advice import CANDIDATES, Candidate
+
+    before = asked.folder / FILE
+    if asked.config.resume.path and before.is_file():
         chosen = json.loads(before.read_text()).get("chosen")
-        if chosen:
-            return [*kept, *chosen], None, f"as before, by {FILE}"
+        known = next((one for one in CANDIDATES if [*one.words] == chosen), None)
+        if known is not None:
+            return with_candidate(asked.overrides, known), None, f"as before, by {FILE}"
+    if (plain := _plain(asked)) is None:
+        return with_candidate(asked.overrides, Candidate("single", ("strategy=single",))), None, "one worker"
     with _folder(None) as place:
-        advice = _measured(app, overrides, config_name, config, flags, place)
-    if advice is None:
-        return [*kept, "strategy=single"], None, "one worker"
+        advice = _measured(asked, plain, place)
     best = advice.best
     if best is None or best.cost is None:
         refused = next((row.refused for row in advice.rows if row.refused), "none fits into memory")
         raise UserError(AUTO, f"no candidate that is equal can run ({refused})", "strategy=collective")
-    why = f"{best.candidate.name}: {_seconds(best.cost.step)} an update predicted, the least of those that are equal"
-    _show(advice, config, "chosen")
-    return [*kept, *best.candidate.words], advice, why
+    why = f"{best.candidate.name}: {seconds(best.cost.step)} an update predicted, the least of those that are equal"
+    show(advice, asked.config, "chosen")
+    return with_candidate(asked.overrides, best.candidate), advice, why
+
+
+def with_candidate(overrides: Sequence[str], candidate: Candidate) -> list[str]:
+    """The overrides with a candidate as strategy. Typed keys of the strategy stay where it has them."""
+    name = candidate.words[0].partition("=")[2].replace("_", "")
+    named = (one for one in GROUPS["strategy"] if one.__name__.lower() == f"{name}strategy")
+    option = next(named, StrategyConfig)  # of strategy=single
+    known, own = {field.name for field in fields(option)}, {key_of(word) for word in candidate.words}
+
+    def stays(key: str) -> bool:
+        head, _, rest = key.partition(".")
+        if head == "strategy":
+            return bool(rest) and key not in own and rest.partition(".")[0] in known
+        return key != "launch.servers" or candidate.served
+
+    return [*(o for o in overrides if stays(key_of(o))), *candidate.words]
 
 
 @contextmanager
@@ -192,86 +195,50 @@ def _check(config: DictConfig) -> None:
         raise UserError(f"launch.nnodes={config.launch.nnodes}", why, instead)
 
 
-def _numbers(config: DictConfig) -> list[int]:
-    """The further numbers of workers.
+def _plain(asked: Asked) -> Ready | None:
+    """The job with strategy=collective; None: it has one worker.
 
     Raises:
-        UserError: they are no numbers.
+        UserError: it would be refused, or keys of advise make no sense with it.
     """
-    parts = str(config.advise.workers or "").strip("[]'\" ").split(",") if config.advise.workers else []
-    if all(part.strip().isdecimal() and 2 <= int(part) <= MOST_WORKERS for part in parts):
-        return sorted({int(part) for part in parts})
-    why = f"takes numbers of workers from 2 to {MOST_WORKERS:,}"
-    raise UserError(f"advise.workers={config.advise.workers}", why, "advise.workers=8,64,1024")
+    from trainer.job.advice import CANDIDATES
 
-
-def _measured(
-    app: Hydra, overrides: Sequence[str], config_name: str, config: DictConfig, flags: Sequence[str], place: Path
-) -> Advice | None:
-    """Plan the candidates, and measure what their costs follow from; None: the run has one worker."""
-    from trainer.job import advice, memory_rows
-    from trainer.terminal.screen import say
-
-    plain = _planned(app, _words(overrides, config, advice.CANDIDATES[0].words), config_name, place)
+    config, plain = asked.config.advise, asked.planned(CANDIDATES[0])
     if isinstance(plain, UserError):
         raise plain
     workers = plain.plan.topology.workers
     if workers == 1:
         return None
-    per_host = config.advise.per_host or workers
-    declared = config.advise.gbit is not None or config.advise.latency_ms is not None
-    if declared and per_host >= max([workers, *_numbers(config)]):
-        why = f"all {workers} workers are on one host, so that no link between hosts is used"
-        raise UserError(f"advise.gbit={config.advise.gbit}", why, "advise.per_host=1")
-    case = advice.Case.of(plain)
+    most = max([workers, *numbers_of(asked.config)])
+    for key, value in (("gbit", config.gbit), ("latency_ms", config.latency_ms)):
+        if value is not None and (config.per_host or workers) >= most:
+            why = f"all {most} workers are on one host, so that no link between hosts is used"
+            raise UserError(f"advise.{key}={value:g}", why, "advise.per_host=1")
+    for error in plain.checked.lacks.errors:
+        raise error
+    return plain
+
+
+def _measured(asked: Asked, plain: Ready, place: Path) -> Advice:
+    """Measure short trainings, and what the candidates' costs are by them."""
+    from trainer.job import advice, memory_rows
+    from trainer.terminal.screen import say
+
+    case, config, workers = advice.Case.of(plain), asked.config, plain.plan.topology.workers
     if config.verbosity != "quiet":
         say("measuring short trainings with one worker and with two")
-    machine = _machine(overrides, config, flags, plain, case, place)
-    free = _limit(plain, min(workers, per_host))
-    batch, group = memory_rows.of_a_batch(plain), machine.group(workers)
-    rows = []
+    machine = _machine(asked, plain, case, place)
+    free = _limit(plain, min(workers, machine.per_host))
+    batch, group, rows = memory_rows.of_a_batch(plain), machine.group(workers), []
     for candidate in advice.CANDIDATES:
         if candidate.served and not config.launch.servers:
             continue
-        ready = _planned(app, _words(overrides, config, candidate.words, candidate.served), config_name, place)
+        ready = asked.planned(candidate)
         if isinstance(ready, UserError):
             rows.append(advice.Row(candidate, refused=f"{ready.what}: {ready.why}"))
         else:
             rows.append(advice.row(candidate, ready, case, group, batch, free))
     return Advice(advice.ordered(rows), machine, case, plain, free)
-
-
-def _words(overrides: Sequence[str], config: DictConfig, words: Sequence[str], served: bool = False) -> list[str]:
-    """The overrides with another strategy. Typed keys of the strategy stay where it has them."""
-    name = words[0].partition("=")[2].replace("_", "")
-    option = next(one for one in GROUPS["strategy"] if one.__name__.lower() == f"{name}strategy")
-    known = {field.name for field in fields(option)}
-    own = {key_of(word) for word in words}
-    kept = []
-    for o in overrides:
-        key = key_of(o)
-        head, _, rest = key.partition(".")
-        if key == "strategy" or key in own or head == "advise" or key in ("plan", "hydra.run.dir"):
-            continue
-        if head == "strategy" and rest.partition(".")[0] not in known:
-            continue
-        if key == "launch.servers" and not served:
-            continue
-        kept.append(o)
-    return [*kept, *words]
-
-
-def _planned(app: Hydra, words: Sequence[str], config_name: str, place: Path) -> Ready | UserError:
-    """The job of these words as ``plan=true`` has it, or why it cannot be composed."""
-    from trainer.job.check import get_ready
-
-    words = [o for o in words if key_of(o) not in ("resume", "resume.path")]
-    words = [*words, "plan=true", "tracking=none", f"hydra.run.dir={place / 'planned'}"]
-    try:
-        config = compose.compose(app, words, config_name)
-        return get_ready(compose.plain(config), typed_keys(words), str(place / "planned"))
-    except UserError as error:
-        return error
 
 
 def _limit(ready: Ready, here: int) -> float:
@@ -285,26 +252,24 @@ def _limit(ready: Ready, here: int) -> float:
     return MEMORY_SHARE * memory.free() / here
 
 
-def _machine(
-    overrides: Sequence[str], config: DictConfig, flags: Sequence[str], ready: Ready, case: Case, place: Path
-) -> Machine:
+def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> Machine:
     """Measure this machine with the run's model and batch."""
     from trainer.host import hardware
     from trainer.job import advice
 
-    cuda, asked, plan = ready.checked.device == "cuda", config.advise, ready.plan
-    per_host = asked.per_host or plan.topology.workers
-    declared = Link.declared(asked.gbit, asked.latency_ms) if asked.gbit or asked.latency_ms is not None else None
+    cuda, keys, plan = ready.checked.device == "cuda", asked.config.advise, ready.plan
+    per_host = keys.per_host or plan.topology.workers
+    declared = Link.declared(keys.gbit, keys.latency_ms) if keys.gbit or keys.latency_ms is not None else None
     if cuda and len(hardware.gpus()) < 2:
         why = "this machine has one GPU, and the link is measured between two"
         raise UserError("launch.nproc", why, "a machine with two GPUs (or strategy=collective)")
-    base = _short_words(overrides, config, ready)
+    base = _short_words(asked, ready)
 
     def probe(name: str, *words: str, link: bool = False, size: int = plan.batches.size) -> Probed:
-        skipped, marks = asked.updates // 3, str(not config.compile).lower()
+        skipped, marks = keys.updates // 3, str(not asked.config.compile).lower()
         call = f"callbacks=[{{_target_:{PROBE},skipped:{skipped},link:{str(link).lower()},marks:{marks}}}]"
         sizes = [f"data.batch_size={size}", "data.global_batch_size=null"]
-        start([*flags, *base, *sizes, call, *words], place / name, ADVISE)
+        start([*asked.flags, *base, *sizes, call, *words], place / name, ADVISE)
         return Probed(**json.loads((place / name / PROBE_FILE).read_text()))
 
     alone = probe("one", "launch.nproc=1", "strategy=single")
@@ -316,10 +281,10 @@ def _machine(
         cut = Probed()
     passes = None
     size = plan.batches.size
-    if asked.workers and ready.checked.config.data.global_batch_size is not None and size > 1:
+    if keys.workers and ready.checked.config.data.global_batch_size is not None and size > 1:
         half = probe("one-half", "launch.nproc=1", "strategy=single", size=size // 2)
         passes = (float(size // 2), half.passes), (float(size), alone.passes)
-    threads = config.execution.threads
+    threads = asked.config.execution.threads
     number = 0 if cuda else hardware.cores()
     cores = Cores(number, threads if isinstance(threads, int) else 0, alone.work, beside.work)
     link = cost.fitted(beside.link)
@@ -327,106 +292,10 @@ def _machine(
     return advice.calibrated(machine, case, together.step, cut.step)
 
 
-def _short_words(overrides: Sequence[str], config: DictConfig, ready: Ready) -> list[str]:
+def _short_words(asked: Asked, ready: Ready) -> list[str]:
     """The overrides of the short trainings, whatever their number of workers."""
-    left = (*OF_PROCESSES, *ASKED, "data.batch_size", "data.global_batch_size", "callbacks")
-    kept = [o for o in overrides if key_of(o) not in left and key_of(o).partition(".")[0] not in ("strategy", "advise")]
-    merge = ready.plan.batches.merge
+    left = (*OF_PROCESSES, *OF_THE_RUN, "data.batch_size", "data.global_batch_size", "callbacks")
+    groups, merge = ("strategy", "advise", "resume"), ready.plan.batches.merge
+    kept = [o for o in asked.overrides if key_of(o) not in left and key_of(o).partition(".")[0] not in groups]
     more = [f"strategy.gradient_merge.k_steps={merge}"] if merge > 1 else []
-    return [*kept, *short(config.advise.updates), *more]
-
-
-def _show(advice: Advice, config: DictConfig, best: str) -> None:
-    """Print the tables, the warnings, and the best candidate after the word ``best``."""
-    from trainer.job.advice import concerns
-    from trainer.terminal.screen import Screen
-
-    out, workers = Screen(), advice.workers
-    columns = ["candidate", "update", "computes", "waits", "samples/s", "memory", "sent", "the numbers"]
-    cells = []
-    for row in advice.rows:
-        if row.cost is None:
-            cells.append([row.candidate.name, *[""] * 6, row.changes])
-            continue
-        times = [_seconds(number) for number in (row.cost.step, row.cost.computation, row.cost.exposed)]
-        rate = f"{advice.samples(workers) / row.cost.step:.1f}"
-        cells.append([row.candidate.name, *times, rate, sized(row.memory), sized(row.cost.sent), row.changes])
-    out.rows(f"Strategies for {counted(workers, 'worker')}, predicted", columns, cells, 7)
-    _say_of_machine(out, advice, _numbers(config))
-    if not config.launch.servers:
-        out.print("parameter servers are compared with launch.servers=1")
-    for said in filter(None, [advice.ready.plan.remarks.concern, *concerns(advice.rows, advice.limit)]):
-        out.print(f"ATTENTION: {said}")
-    if config.advise.workers:
-        _show_workers(out, advice, sorted({1, workers, *_numbers(config)}))
-    if advice.best is not None:
-        out.print(f"{best}: {' '.join(advice.best.candidate.words)}", style="bold green")
-
-
-def _say_of_machine(out: Any, advice: Advice, asked: Sequence[int]) -> None:
-    """Say what was measured."""
-    machine, cores = advice.machine, advice.machine.cores
-    rate = f"{1 / machine.link.beta / 1e9:.2f} GB/s" if machine.link.beta else "no limit found"
-    out.print(
-        f"measured here: an update of one worker {_seconds(cores.alone.total)}, of two that exchange nothing "
-        f"{_seconds(cores.beside.total)}; their link: {_seconds(machine.link.alpha)} a message, {rate}"
-    )
-    if machine.between is None and max([advice.workers, *asked]) > machine.per_host:
-        out.print("between hosts: predicted as within this one, as no link is declared (advise.gbit=10)")
-    if machine.between is not None:
-        gbit = f"{8 / machine.between.beta / 1e9:g} Gbit/s" if machine.between.beta else "as fast as measured"
-        out.print(
-            f"declared between hosts of {counted(machine.per_host, 'worker')}: {gbit}, "
-            f"{_seconds(machine.between.alpha)} a message"
-        )
-    here = len(os.sched_getaffinity(0))
-    if cores.number and min(advice.workers, machine.per_host) > here:
-        out.print(f"ATTENTION: this machine has {counted(here, 'core')}, which more workers share")
-
-
-def _show_workers(out: Any, advice: Advice, numbers: Sequence[int]) -> None:
-    """Print samples per second of the candidates for further numbers of workers."""
-    columns = ["candidate", *[f"{number}" for number in numbers]]
-    cells = []
-    for row in advice.rows:
-        if row.cost is not None:
-            rates = [advice.rate(row, number) for number in numbers]
-            cells.append([row.candidate.name, *["-" if rate is None else f"{rate:,.1f}" for rate in rates]])
-    title = f"Samples per second by workers, {advice.machine.per_host} on a host (predicted; measured: 1 and 2 workers)"
-    out.rows(title, columns, cells, 0)
-
-
-def _seconds(value: float) -> str:
-    """Seconds in a unit in which they can be read."""
-    if value >= 1:
-        return f"{value:.2f} s"
-    return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
-
-
-def leave(folder: Path, advice: Advice, config: DictConfig) -> None:
-    """Write ``advise.json`` and ``advise.png`` into the run's folder."""
-    from trainer.job.advice_picture import draw
-    from trainer.run_folder.json_files import leave as write
-
-    numbers = sorted({1, 2, advice.workers, *_numbers(config)})
-    rates = {row.candidate.name: [advice.rate(row, number) for number in numbers] for row in advice.rows if row.cost}
-    rows = [
-        {
-            "name": row.candidate.name,
-            "overrides": row.candidate.words,
-            "numbers": row.changes,
-            "equal": row.exact,
-            "memory": row.memory,
-            **({**asdict(row.cost), "step": row.cost.step} if row.cost is not None else {}),
-        }
-        for row in advice.rows
-    ]
-    node = {
-        "measured": asdict(advice.machine),
-        "workers": advice.workers,
-        "candidates": rows,
-        "samples_per_s": {"workers": numbers, **rates},
-        "chosen": best.candidate.words if (best := advice.best) is not None else None,
-    }
-    write(folder / FILE, node)
-    draw(folder, str(config.name), numbers, rates, [row.candidate.name for row in advice.rows if row.exact])
+    return [*kept, *short(asked.config.advise.updates), *more]

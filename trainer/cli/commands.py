@@ -92,9 +92,9 @@ def run_one(
         Screen().print(f"ATTENTION: {other}", style="bold red")
     asked = "" if composed_with or FROZEN in os.environ else asked_advice(overrides)
     if asked == ADVISE:
-        from trainer.cli.advise import advise
+        from trainer.cli.advise import Asked, advise
 
-        return advise(app, overrides, config_name, config, flags)
+        return advise(Asked(app, overrides, config_name, config, flags))
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
@@ -117,14 +117,18 @@ def _with_best(
     app: Hydra, config: DictConfig, overrides: list[str], config_name: str, start: Starter | None, flags: Sequence[str]
 ) -> Result:
     """Run with the strategy that ``strategy=auto`` finds the best, as if it were typed; the run's tags say why."""
-    from trainer.cli.advise import alone_here, leave, resolved
+    from omegaconf import open_dict
+
+    from trainer.cli.advice_table import leave
+    from trainer.cli.advise import Asked, alone_here, resolved
 
     if not alone_here(config):
         return _run_here(app, config, overrides, config_name, start, flags)[0]
     check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
-    overrides, advice, why = resolved(app, overrides, config_name, config, flags)
+    overrides, advice, why = resolved(Asked(app, overrides, config_name, config, flags))
     config = compose.compose(app, overrides, config_name)
-    config.tracking.tags.update({"strategy.auto": why})
+    with open_dict(config):
+        config.tracking.tags.update({"strategy.auto": why})
 
     def note(run_dir: Path) -> None:
         if advice is not None:
