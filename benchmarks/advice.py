@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from trainer.cli import advise, compose
 from trainer.cli.short_trainings import short
 from trainer.job.advice import cost_of
 from trainer.planning.cost import Link
+from trainer.worker.advice_probe import usual
 
 RUN = ("+recipe=resnet50_flowers_demo", "data.batch_size=16", "execution.threads=1", "precision=fp32", "device=cpu")
 ON_ONE_HOST = ("collective", "sharded optimizer", "sharded parameters", "local_sgd k=4")
@@ -35,23 +35,26 @@ HOSTS = ("advice-0", "advice-1")
 
 
 def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = ()) -> float:
-    """Seconds of an update: the median of the log's lines after the first third."""
+    """Seconds of an update after the first third: the lower quartile, of local_sgd's cycles of 4 updates."""
     common = [*RUN, *short(updates), "execution.log_every=1", "verbosity=quiet", *words]
     if not within:
-        subprocess.run([sys.executable, "-m", "trainer", *common, f"hydra.run.dir={folder}"], check=True)
+        alone = [sys.executable, "-m", "trainer", *common, f"hydra.run.dir={folder}"]
+        subprocess.run(alone, check=True, stdout=subprocess.DEVNULL)
     else:
         started = []
         for number, name in enumerate(within):
             meet = ["launch.nnodes=2", f"launch.node_rank={number}", "launch.master_addr=10.9.0.1"]
             own = [*meet, "launch.nproc=1", "launch.master_port=29511", f"hydra.run.dir={folder}-{number}"]
             command = ["ip", "netns", "exec", name, sys.executable, "-m", "trainer", *common, *own]
-            started.append(subprocess.Popen(command))
+            started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         if any(process.wait() for process in started):
             raise SystemExit(f"{words} failed")
         folder = Path(f"{folder}-0")
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [p["metrics"]["perf/step_s"] for p in points if p["step"] > updates // 3 and "perf/step_s" in p["metrics"]]
-    return sum(steps) / len(steps) if "strategy=local_sgd" in words else statistics.median(steps)
+    steps = [float(p["metrics"].get("perf/step_s", 0)) for p in points if p["step"] > updates // 3]
+    if "strategy=local_sgd" in words:
+        steps = [sum(steps[n : n + 4]) / 4 for n in range(len(steps) - 3)]
+    return usual(steps)
 
 
 @contextmanager
@@ -82,7 +85,9 @@ def main() -> None:
     """Print the table, a row when it is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=12)
-    updates = parser.parse_args().updates
+    parser.add_argument("--only", default="", help="here, or between: one part of the table")
+    typed_words = parser.parse_args()
+    updates, only = typed_words.updates, typed_words.only
     words = [*RUN, "strategy=advise", "launch.nproc=4", f"advise.updates={updates}"]
     with tempfile.TemporaryDirectory() as made, compose.hydra_app() as app:
         folder = Path(made)
@@ -97,18 +102,18 @@ def main() -> None:
         def show(where: str, name: str, predicted: float, took: float) -> None:
             print(f"| {where} | {name} | {predicted:.2f} s | {took:.2f} s | {predicted / took:.2f} |", flush=True)
 
-        for name in ON_ONE_HOST:
+        for name in ON_ONE_HOST if only != "between" else ():
             options, typed = rows[name].options, rows[name].candidate.words
             assert options is not None
-            took = measured(folder / name, updates, "launch.nproc=4", *typed)
+            took = measured(folder / name.replace(" ", "-").replace("=", ""), updates, "launch.nproc=4", *typed)
             show("4 on one host", name, cost_of(options, found.case, found.machine.group(4)).step, took)
-        for gbit in GBIT:
+        for gbit in GBIT if only != "here" else ():
             machine = replace(found.machine, per_host=1, between=Link.declared(gbit, None))
             for name in BETWEEN_HOSTS:
                 options, typed = rows[name].options, rows[name].candidate.words
                 assert options is not None
                 with hosts(gbit) as within:
-                    took = measured(folder / f"{name}-{gbit}", updates, *typed, within=within)
+                    took = measured(folder / f"{name[:5]}-{gbit}", updates, *typed, within=within)
                 show(f"2 hosts, {gbit:g} Gbit/s", name, cost_of(options, found.case, machine.group(2)).step, took)
 
 

@@ -91,6 +91,8 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
         cells.append([row.candidate.name, *times, rate, sized(row.memory), sized(row.cost.sent), row.changes])
     out.rows(f"Strategies for {counted(workers, 'worker')}, predicted", columns, cells, 7)
     _say_of_machine(out, advice, numbers_of(config))
+    if advice.case.tables:
+        out.print("rows of sparse tables are not counted")
     if not config.launch.servers:
         out.print("parameter servers are compared with launch.servers=1")
     for said in filter(None, [advice.ready.plan.remarks.concern, *concerns(advice.rows, advice.limit)]):

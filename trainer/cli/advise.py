@@ -216,6 +216,9 @@ def _plain(asked: Asked) -> Ready | None:
             raise UserError(f"advise.{key}={value:g}", why, "advise.per_host=1")
     for error in plain.checked.lacks.errors:
         raise error
+    if plain.checked.searches:
+        why = "the short trainings have the batch of a worker, which is not known yet"
+        raise UserError("data.batch_size=auto", why, "data.batch_size=32 (or strategy=collective)")
     return plain
 
 

@@ -77,8 +77,12 @@ TIE = 0.05
 
 @dataclass(frozen=True)
 class Case:
-    """The sizes of a run's model: bytes of a number, of gradient buckets, numbers of blocks, of each parameter, its
-    shapes, and servers."""
+    """The sizes of a run's model.
+
+    Attributes:
+        each: bytes of a number. buckets: bytes of DDP's. blocks: numbers of each block, what is in none first. sizes,
+        shapes: of each parameter that learns. tables: numbers in sparse tables; their rows are not counted.
+    """
 
     each: int
     buckets: tuple[float, ...]
@@ -86,6 +90,7 @@ class Case:
     sizes: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     servers: int = 1
+    tables: int = 0
 
     @staticmethod
     def of(ready: Ready) -> Case:
@@ -100,7 +105,8 @@ class Case:
         found = (
             tuple(map(float, buckets.sizes)) if buckets and buckets.sizes else _equal_buckets(sum(model.sizes) * each)
         )
-        return Case(each, found, tuple(map(float, [rest, *blocks])), model.sizes, shapes, config.launch.servers or 1)
+        servers, tables = config.launch.servers or 1, model.in_tables
+        return Case(each, found, tuple(map(float, [rest, *blocks])), model.sizes, shapes, servers, tables)
 
 
 def _equal_buckets(size: float) -> tuple[float, ...]:
@@ -135,6 +141,8 @@ def _exchange(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
     if isinstance(options, schema.LocalSgdStrategy):
         share = {"full": case.each, "bf16": 2, "int8": 1}[options.exchange] / case.each
         return cost.averaged_parameters(work, ring, size * share, options.k_steps, options.exchange == "int8")
+    if isinstance(options, schema.PserverStrategy):
+        size -= case.tables * case.each
     if isinstance(options, schema.PserverGeoStrategy):
         return cost.served_now_and_then(work, group.link, group.size, case.servers, size, options.k_steps)
     if isinstance(options, schema.StaleStrategy):
