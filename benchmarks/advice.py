@@ -51,10 +51,10 @@ def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = 
             raise SystemExit(f"{words} failed")
         folder = Path(f"{folder}-0")
     points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [float(p["metrics"].get("perf/step_s", 0)) for p in points if p["step"] > updates // 3]
+    steps = [p["metrics"]["perf/step_s"] for p in points if p["step"] > updates // 3 and "perf/step_s" in p["metrics"]]
     if "strategy=local_sgd" in words:
         steps = [sum(steps[n : n + 4]) / 4 for n in range(len(steps) - 3)]
-    return usual(steps)
+    return float(usual(steps))
 
 
 @contextmanager

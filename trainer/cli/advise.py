@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,7 @@ def advise(asked: Asked) -> Result:
         UserError: there is nothing to compare, or a training would be refused. RunFailed: a training failed.
     """
     from trainer.job.claim_folder import claim
+    from trainer.run_folder.json_files import leave as write
 
     config, folder = asked.config, asked.folder
     _check(config)
@@ -122,8 +123,10 @@ def advise(asked: Asked) -> Result:
         if config.plan:
             return Result("planned", str(folder))
         leave(place, advice, config)
-    metrics = {f"advise/step_s {row.candidate.name}": row.cost.step for row in advice.rows if row.cost is not None}
-    return Result("done", str(place), metrics=metrics, mode="advise", validation=False)
+        metrics = {f"advise/step_s {row.candidate.name}": row.cost.step for row in advice.rows if row.cost is not None}
+        result = Result("done", str(place), metrics=metrics, mode="advise", validation=False)
+        write(place / "result.json", asdict(result))
+    return result
 
 
 def resolved(asked: Asked) -> tuple[list[str], Advice | None, str]:
