@@ -93,6 +93,7 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
     _say_of_machine(out, advice, numbers_of(config))
     if advice.case.tables:
         out.print("rows of sparse tables are not counted")
+    out.print("what compressing and rounding compute is not counted")
     if not config.launch.servers:
         out.print("parameter servers are compared with launch.servers=1")
     for said in filter(None, [advice.ready.plan.remarks.concern, *concerns(advice.rows, advice.limit)]):
