@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sqlite3
 from dataclasses import fields
 from pathlib import Path
@@ -142,10 +143,12 @@ def test_auto_trains_with_what_it_chose_as_if_it_were_typed_and_a_resumed_run_ke
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["mlflow.db", "mlruns", "run"], "the short trainings leave nothing"
 
-    again = trainer(*command, "max_steps=6", "checkpoint.every_steps=2", "resume=auto", cwd=tmp_path)
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000004")  # as if it had been killed before
+    again = trainer(*command, "max_steps=4", "checkpoint.every_steps=2", "resume=auto", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert "measuring" not in again.stdout and set(chosen) <= set(overrides(tmp_path / "run"))
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 6
+    assert "resume" in again.stdout and "differences" not in again.stdout
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
 
 
 def test_auto_measures_nothing_for_one_worker_and_in_a_plan(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ SHARES = """
     decay alpha rise threshold delta
 """  # a threshold is a probability; delta is in units of the label
 STRENGTHS = "randaugment_magnitude mixup cutmix"
-NO_UNIT = {*" ".join((NAMES_SOMETHING, OF_PARAMETERS_OR_THE_METRIC, FACTORS, SHARES, STRENGTHS)).split()}
+NO_UNIT = {*" ".join((NAMES_SOMETHING, OF_PARAMETERS_OR_THE_METRIC, FACTORS, LINKS, SHARES, STRENGTHS)).split()}
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
 CHOSEN = {"model": "lenet", "data": "digits"}

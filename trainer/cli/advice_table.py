@@ -146,8 +146,8 @@ def seconds(value: float) -> str:
     return f"{value * 1e3:.1f} ms" if value >= 1e-3 else f"{value * 1e6:.0f} us"
 
 
-def leave(folder: Path, advice: Advice, config: DictConfig) -> None:
-    """Write ``advise.json`` and ``advise.png`` into the run's folder."""
+def leave(folder: Path, advice: Advice, config: DictConfig, why: str = "") -> None:
+    """Write ``advise.json`` and ``advise.png`` into the run's folder; ``why``: the reason of strategy=auto."""
     from trainer.job.advice_picture import draw
     from trainer.run_folder.json_files import leave as write
 
@@ -170,6 +170,7 @@ def leave(folder: Path, advice: Advice, config: DictConfig) -> None:
         "candidates": rows,
         "samples_per_s": {"workers": workers, **rates},
         "chosen": best.candidate.words if (best := advice.best) is not None else None,
+        "why": why,
     }
     write(folder / FILE, node)
     draw(folder, str(config.name), workers, rates, [row.candidate.name for row in advice.rows if row.exact])

@@ -141,10 +141,10 @@ def resolved(asked: Asked) -> tuple[list[str], Advice | None, str]:
 
     before = asked.folder / FILE
     if asked.config.resume.path and before.is_file():
-        chosen = json.loads(before.read_text()).get("chosen")
-        known = next((one for one in CANDIDATES if [*one.words] == chosen), None)
+        left = json.loads(before.read_text())
+        known = next((one for one in CANDIDATES if [*one.words] == left.get("chosen")), None)
         if known is not None:
-            return with_candidate(asked.overrides, known), None, f"as before, by {FILE}"
+            return with_candidate(asked.overrides, known), None, str(left.get("why"))
     if (plain := _plain(asked)) is None:
         return with_candidate(asked.overrides, Candidate("single", ("strategy=single",))), None, "one worker"
     with _folder(None) as place:

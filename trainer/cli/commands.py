@@ -132,7 +132,7 @@ def _with_best(
 
     def note(run_dir: Path) -> None:
         if advice is not None:
-            leave(run_dir, advice, config)
+            leave(run_dir, advice, config, why)
 
     return _run_here(app, config, overrides, config_name, start, flags, note)[0]
 

@@ -19,7 +19,9 @@ def draw(
         rates: samples per second by candidate, for each number of ``workers``; the first is 1 worker.
         equal: candidates that are equal to the average of gradients; the others are dotted.
     """
-    figure = figure_of((9, 5.5), f"{name}: predicted from 1 and 2 workers")
+    from matplotlib import colormaps
+
+    figure, colours = figure_of((9, 5.5), f"{name}: predicted from 1 and 2 workers"), colormaps["tab20"]
     axis = figure.subplots()
     base = next((found[0] for found in rates.values() if found[0] is not None), None)
     if base is not None:
@@ -28,7 +30,7 @@ def draw(
         known = [(n, rate) for n, rate in zip(workers, found, strict=True) if rate is not None]
         line = "o-" if candidate in equal else "x:"
         axis.plot(
-            *zip(*known, strict=True), line, color=f"C{number % 10}", markersize=4, linewidth=1.2, label=candidate
+            *zip(*known, strict=True), line, color=colours(number % 20), markersize=4, linewidth=1.2, label=candidate
         )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
