@@ -159,6 +159,7 @@ def test_auto_measures_nothing_for_one_worker_and_in_a_plan(tmp_path: Path) -> N
     assert plan.returncode == 0 and "collective" in plan.stdout and "measuring" not in plan.stdout
 
 
+@pytest.mark.all
 def test_with_plan_advice_leaves_no_files(tmp_path: Path) -> None:
     ended = trainer(*DIGITS, "strategy=advise", "launch.nproc=2", "plan=true", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr

@@ -241,7 +241,7 @@ def _measured(asked: Asked, plain: Ready, place: Path) -> Advice:
             continue
         ready = asked.planned(candidate)
         if isinstance(ready, UserError):
-            rows.append(advice.Row(candidate, refused=f"{ready.what}: {ready.why}"))
+            rows.append(advice.Row(candidate, refused=advice.in_words(ready)))
         else:
             rows.append(advice.row(candidate, ready, case, group, batch, free))
     return Advice(advice.ordered(rows), machine, case, plain, free)

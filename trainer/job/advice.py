@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trainer.config import schema
+from trainer.errors import UserError
 from trainer.job import memory_rows
 from trainer.job.ready import Ready
 from trainer.planning import cost
@@ -218,11 +219,16 @@ def row(candidate: Candidate, ready: Ready, case: Case, group: Group, batch: int
     """
     if ready.checked.lacks.errors:
         error = ready.checked.lacks.errors[0]
-        return Row(candidate, refused=f"{error.what}: {error.why}")
+        return Row(candidate, refused=in_words(error))
     options, exact = ready.checked.config.strategy, ready.plan.strategy.traits.exact
     memory, concern = memory_rows.of_a_worker(ready) + batch, ready.checked.declaration.concern(ready.model.sizes)
     found = cost_of(options, case, group)
     return Row(candidate, options, found, exact, memory, memory <= limit, concern=concern)
+
+
+def in_words(error: UserError) -> str:
+    """Why a candidate is refused, without what to type instead."""
+    return error.why if error.why.startswith(error.what) else f"{error.what}: {error.why}"
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
