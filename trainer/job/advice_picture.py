@@ -21,7 +21,7 @@ def draw(
     """
     from matplotlib import colormaps
 
-    figure, colours = figure_of((9, 5.5), f"{name}: predicted from 1 and 2 workers"), colormaps["tab20"]
+    figure, colours = figure_of((9, 5.5), f"{name}: predicted from 1 and 2 workers"), colormaps.get_cmap("tab20")
     axis = figure.subplots()
     base = next((found[0] for found in rates.values() if found[0] is not None), None)
     if base is not None:
