@@ -99,8 +99,7 @@ class CollectiveStrategy(GroupStrategy):
 
 @dataclass
 class AutoStrategy(CollectiveStrategy):
-    """strategy=auto: single with one worker, collective with several, whose keys it takes. Typed: the fastest of those
-    that are equal to collective, as measured."""
+    """strategy=auto: single with one worker, else collective; typed: the fastest of the equal ones, as measured."""
 
     _target_: str = key("trainer.strategies.builtin.auto", "replaced when the number of workers is known")
 
