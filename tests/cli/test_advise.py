@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sqlite3
@@ -15,6 +16,7 @@ import yaml
 
 from benchmarks.strategies import CASES
 from tests.cli.conftest import Run
+from tests.host.pretended_driver import Asked, Card, Library, install, torch_shows
 from tests.runs import trainer
 from trainer.config import schema
 from trainer.job.advice import CANDIDATES, NO_CANDIDATES, Row, best_of, concerns, ordered
@@ -41,6 +43,14 @@ def test_what_cannot_be_compared_is_a_sentence_with_what_to_type(run: Run, folde
     assert code == 2
     assert all(part in error for part in REFUSED[typed]), error
     assert not list(folder.iterdir())
+
+
+def test_one_gpu_has_no_link_to_measure(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("NVIDIA H100 80GB HBM3", "GPU-11aa")
+    install(monkeypatch, Library([card]))
+    Asked(monkeypatch, torch_shows(card))
+    code, _, error = run("+recipe=digits_lenet", "strategy=advise", "launch.nproc=2", "device=cuda")
+    assert code == 2 and "the link is measured between two" in error, error
 
 
 def words_of(options: type, key: str) -> list[str]:
@@ -89,6 +99,7 @@ def test_warnings_go_by_numbers() -> None:
     shards = [row("collective", 1.0, exposed=0.06), row("sharded parameters", 1.3)]
     assert "takes 30% longer" in " ".join(concerns(shards, limit=1e9))
     assert not list(concerns(shards, limit=1.5e6)), "memory is short"
+    assert not list(concerns(shards, limit=math.inf)), "memory is not known"
 
 
 def table(screen: str) -> dict[str, list[str]]:

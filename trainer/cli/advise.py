@@ -8,6 +8,7 @@ blocks take of the cores.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -204,6 +205,7 @@ def _plain(asked: Asked) -> Ready | None:
     Raises:
         UserError: it would be refused, or keys of advise make no sense with it.
     """
+    from trainer.host import hardware
     from trainer.job.advice import CANDIDATES
 
     config, plain = asked.config.advise, asked.planned(CANDIDATES[0])
@@ -219,6 +221,9 @@ def _plain(asked: Asked) -> Ready | None:
             raise UserError(f"advise.{key}={value:g}", why, "advise.per_host=1")
     for error in plain.checked.lacks.errors:
         raise error
+    if plain.checked.device == "cuda" and len(hardware.gpus()) < 2:
+        why = "this machine has one GPU, and the link is measured between two"
+        raise UserError(ADVISE, why, "a machine with two GPUs (or strategy=collective)")
     if plain.checked.searches:
         why = "the short trainings have the batch of a worker, which is not known yet"
         raise UserError("data.batch_size=auto", why, "data.batch_size=32 (or strategy=collective)")
@@ -254,7 +259,7 @@ def _limit(ready: Ready, here: int) -> float:
     if ready.checked.device == "cuda":
         from trainer.host import hardware
 
-        return MEMORY_SHARE * min((gpu.memory for gpu in hardware.gpus()), default=0)
+        return MEMORY_SHARE * min((gpu.memory for gpu in hardware.gpus()), default=0) or math.inf  # 0: it does not say
     return MEMORY_SHARE * memory.free() / here
 
 
@@ -266,9 +271,6 @@ def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> Machine:
     cuda, keys, plan = ready.checked.device == "cuda", asked.config.advise, ready.plan
     per_host = keys.per_host or plan.topology.workers
     declared = Link.declared(keys.gbit, keys.latency_ms) if keys.gbit or keys.latency_ms is not None else None
-    if cuda and len(hardware.gpus()) < 2:
-        why = "this machine has one GPU, and the link is measured between two"
-        raise UserError("launch.nproc", why, "a machine with two GPUs (or strategy=collective)")
     base = _short_words(asked, ready)
 
     def probe(name: str, *words: str, link: bool = False, size: int = plan.batches.size) -> Probed:

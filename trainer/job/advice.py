@@ -264,7 +264,7 @@ def concerns(rows: Sequence[Row], limit: float) -> Iterator[str]:
             f"and local_sgd cannot save more than that"
         )
     shards = made.get("sharded parameters")
-    if shards is not None and shards.cost is not None and plain.memory < limit / 2:
+    if shards is not None and shards.cost is not None and plain.memory < limit / 2 < math.inf:
         slower = shards.cost.step / plain.cost.step - 1
         if slower > TIE:
             yield (
