@@ -23,7 +23,7 @@ from trainer.cli.arguments import ADVISE, AUTO, typed_keys
 from trainer.cli.short_trainings import APART, short, start
 from trainer.config.keys import key_of
 from trainer.config.schema import GROUPS, StrategyConfig
-from trainer.errors import UserError
+from trainer.errors import RunFailed, UserError
 from trainer.host.engine_tasks import RUN_DIR, tasks_of
 from trainer.job.result import Result
 from trainer.planning import cost
@@ -238,7 +238,7 @@ def _measured(asked: Asked, plain: Ready, place: Path) -> Advice:
     case, config, workers = advice.Case.of(plain), asked.config, plain.plan.topology.workers
     if config.verbosity != "quiet":
         say("measuring short trainings with one worker and with two")
-    machine = _machine(asked, plain, case, place)
+    machine, failed = _machine(asked, plain, case, place)
     free = _limit(plain, min(workers, machine.per_host))
     batch, group, rows = memory_rows.of_a_batch(plain), machine.group(workers), []
     for candidate in advice.CANDIDATES:
@@ -247,6 +247,8 @@ def _measured(asked: Asked, plain: Ready, place: Path) -> Advice:
         ready = asked.planned(candidate)
         if isinstance(ready, UserError):
             rows.append(advice.Row(candidate, refused=advice.in_words(ready)))
+        elif failed and advice.is_cut(ready.checked.config.strategy):
+            rows.append(advice.Row(candidate, refused=failed))
         else:
             rows.append(advice.row(candidate, ready, case, group, batch, free))
     return Advice(advice.ordered(rows), machine, case, plain, free)
@@ -263,8 +265,8 @@ def _limit(ready: Ready, here: int) -> float:
     return MEMORY_SHARE * memory.free() / here
 
 
-def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> Machine:
-    """Measure this machine with the run's model and batch."""
+def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> tuple[Machine, str]:
+    """Measure this machine with the run's model and batch; also returns why the sharded training failed, or ''."""
     from trainer.host import hardware
     from trainer.job import advice
 
@@ -282,11 +284,12 @@ def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> Machine:
 
     alone = probe("one", "launch.nproc=1", "strategy=single")
     beside = probe("two-apart", "launch.nproc=2", *APART, link=True)
-    together = probe("two", "launch.nproc=2", "strategy=collective")
+    together = probe("two", "launch.nproc=2", *_of_strategy(asked, advice.CANDIDATES[0]))
+    cut, failed = Probed(), ""
     try:
-        cut = probe("two-sharded", "launch.nproc=2", "strategy=sharded")
-    except UserError:  # the planner says why, in the table
-        cut = Probed()
+        cut = probe("two-sharded", "launch.nproc=2", *_of_strategy(asked, advice.SHARDED))
+    except (UserError, RunFailed) as error:
+        failed = str(error).partition(f"{ADVISE}: ")[2]  # what is refused, the planner says itself
     passes = None
     size = plan.batches.size
     if keys.workers and ready.checked.config.data.global_batch_size is not None and size > 1:
@@ -297,7 +300,12 @@ def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> Machine:
     cores = Cores(number, threads if isinstance(threads, int) else 0, alone.work, beside.work)
     link = cost.fitted(beside.link)
     machine = Machine(cores, link, per_host, declared, passes=passes, batch=float(size))
-    return advice.calibrated(machine, case, together.step, cut.step)
+    return advice.calibrated(machine, case, together.step, cut.step), failed
+
+
+def _of_strategy(asked: Asked, candidate: Candidate) -> list[str]:
+    """The overrides of the strategy with a candidate."""
+    return [o for o in with_candidate(asked.overrides, candidate) if key_of(o).partition(".")[0] == "strategy"]
 
 
 def _short_words(asked: Asked, ready: Ready) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
 from trainer.host.parent_death import killed_with_parent
 from trainer.host.signals import termination_raises
+from trainer.wording import override
 
 APART = ("strategy=local_sgd", "strategy.k_steps=1000000000", "strategy.begin_step=0")
 """Overrides by which workers train beside each other and exchange nothing until the end."""
@@ -46,7 +47,7 @@ def start(words: Sequence[str], folder: Path | None, who: str) -> None:
     Raises:
         UserError, RunFailed: it was refused, or failed. Interrupted: by a signal, which it got as well.
     """
-    own = [f"hydra.run.dir={folder}", "verbosity=quiet"] if folder is not None else []
+    own = [override("hydra.run.dir", str(folder)), "verbosity=quiet"] if folder is not None else []
     code, errors = _ended([sys.executable, "-m", "trainer", *words, *own], folder is not None, who)
     if code == 0:
         return

@@ -61,6 +61,8 @@ CANDIDATES = (
 )
 """In the order in which equally fast ones are listed."""
 
+SHARDED = CANDIDATES[3]
+
 NO_CANDIDATES = {
     "strategy=single": "with one worker there is no choice",
     "strategy=auto": "chooses one of the candidates",
@@ -118,8 +120,12 @@ def _equal_buckets(size: float) -> tuple[float, ...]:
 
 def cost_of(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
     """What an update of the group costs with these options of a strategy."""
-    cut = isinstance(options, schema.ShardedStrategy) and not options.whole_model
-    return _exchange(options, case, group).with_cores(group.gamma, group.blocks if cut else 0.0)
+    return _exchange(options, case, group).with_cores(group.gamma, group.blocks if is_cut(options) else 0.0)
+
+
+def is_cut(options: schema.StrategyConfig) -> bool:
+    """Whether each worker holds shards of the parameters."""
+    return isinstance(options, schema.ShardedStrategy) and not options.whole_model
 
 
 def calibrated(machine: Machine, case: Case, averaging: float, sharding: float) -> Machine:
