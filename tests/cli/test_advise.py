@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from benchmarks.strategies import CASES
 from tests.cli.conftest import Run
 from tests.host.pretended_driver import Asked, Card, Library, install, torch_shows
 from tests.runs import trainer
+from trainer.cli import advise
 from trainer.config import schema
+from trainer.errors import RunFailed
+from trainer.host import hardware
 from trainer.job.advice import CANDIDATES, NO_CANDIDATES, Row, best_of, concerns, ordered
 from trainer.planning.cost import Cost
 
@@ -131,6 +135,38 @@ def test_advice_is_a_table_best_first_and_trains_nothing_in_the_end(tmp_path: Pa
     assert "predicted; measured: 1 and 2 workers" in ended.stdout
     link = left["measured"]["link"]
     assert 0 < link["alpha"] < 1 and 0 < link["beta"] < 1e-6
+
+
+def test_the_table_follows_from_what_the_short_trainings_left(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four workers on two cores compute twice as long as two, and exchange one bucket of 45,400 bytes in a ring."""
+    started: list[list[str]] = []
+
+    def left(words: Sequence[str], place: Path, who: str) -> None:
+        started.append([*words])
+        if "strategy=sharded" in words:
+            raise RunFailed(f"{who}: a training failed: some worker left out a parameter")
+        parts = {"forward": 0.1, "backward": 0.15, "update": 0.05, "step": 0.3}
+        alone = {name: value / 3 for name, value in parts.items()}
+        link = [(size, 2e-3 + 1e-8 * size) for size in (1024, 65_536, 1 << 20)]
+        place.mkdir(parents=True)
+        found = alone if "launch.nproc=1" in words else {**parts, "link": link}
+        (place / "probe.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(advise, "start", left)
+    monkeypatch.setattr(hardware, "cores", lambda: 2)
+    four = ("launch.nproc=4", "plan=true", "strategy.bucket_cap_mb=2")
+    code, out, error = run("+recipe=digits_lenet", "execution.threads=1", "strategy=advise", *four)
+    assert code == 0, error
+    exposed = 6 * (1e-3 + 45_400 / 4 * 1e-8 * 2)  # the bytes are copied by half of the cores
+    shown = table(out)
+    assert shown["collective"][:3] == [f"{(0.6 + exposed) * 1e3:.1f} ms", "600.0 ms", f"{exposed * 1e3:.1f} ms"]
+    assert shown["local_sgd k=4"][2] == f"{exposed / 4 * 1e3:.1f} ms"
+    assert shown["sharded optimizer"][1] == "525.0 ms"  # a quarter of the update of 0.1 s
+    assert shown["sharded parameters"] == ["refused: a training failed: some worker left out a parameter"]
+    assert [words.count("strategy.bucket_cap_mb=2") for words in started] == [0, 0, 1, 0]
+    assert "measured here: an update of one worker 100.0 ms, of two that exchange nothing 300.0 ms" in out
 
 
 def overrides(folder: Path) -> list[str]:
