@@ -30,13 +30,14 @@ OF_PARAMETERS_OR_THE_METRIC = (
     "lr weight_decay momentum eps clip_norm max_grad_norm trust_coeff clip_value init_scale initial_accumulator_value "
     "min_delta lr_find.first lr_find.last"
 )
+LINKS = "gbit latency_ms"  # their names say the unit
 FACTORS = "beta mix warmup_start gamma final initial least layer_decay power diverged"
 SHARES = """
     val_fraction test_fraction min_scale min_ratio flip max_bad_fraction erasing mix_probability label_smoothing epsilon
     decay alpha rise threshold delta
 """  # a threshold is a probability; delta is in units of the label
 STRENGTHS = "randaugment_magnitude mixup cutmix"
-NO_UNIT = {*" ".join((NAMES_SOMETHING, OF_PARAMETERS_OR_THE_METRIC, FACTORS, SHARES, STRENGTHS)).split()}
+NO_UNIT = {*" ".join((NAMES_SOMETHING, OF_PARAMETERS_OR_THE_METRIC, FACTORS, LINKS, SHARES, STRENGTHS)).split()}
 OPTIONS = [(group, name) for group in schema.GROUPS for name, _ in options(group)]
 RECIPES = [name for name, _ in options("recipe")]
 CHOSEN = {"model": "lenet", "data": "digits"}

@@ -122,7 +122,9 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
+ADVISE, AUTO = "strategy=advise", "strategy=auto"
 TEXT_WITH_COMMAS = (
+    "advise.workers",
     "launch.ips",
     "launch.hosts",
     "launch.server_hosts",
@@ -165,3 +167,9 @@ def _has_commas(override: str) -> bool:
 def typed_keys(overrides: Sequence[str]) -> list[str]:
     """The config keys that these typed overrides set."""
     return [key_of(o) for o in overrides]
+
+
+def asked_advice(overrides: Sequence[str]) -> str:
+    """``strategy=advise`` or ``strategy=auto``, where it is typed; else empty: by default ``auto`` measures nothing."""
+    typed = [o for o in overrides if key_of(o) == "strategy"]
+    return typed[-1] if typed and typed[-1] in (ADVISE, AUTO) else ""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import compose
-from trainer.cli.arguments import typed_keys
+from trainer.cli.arguments import ADVISE, asked_advice, typed_keys
 from trainer.cli.chosen import VERBS, Chosen
 from trainer.cli.compose import plain
 from trainer.cli.explain import usual_values
@@ -90,11 +90,18 @@ def run_one(
         from trainer.terminal.screen import Screen
 
         Screen().print(f"ATTENTION: {other}", style="bold red")
+    asked = "" if composed_with or FROZEN in os.environ else asked_advice(overrides)
+    if asked == ADVISE:
+        from trainer.cli.advise import Asked, advise
+
+        return advise(Asked(app, overrides, config_name, config, flags))
     if (submitter := submitter_of(config)) is not None:
         from trainer.cli.submit import submit
 
         check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
         return submit(config, submitter, [*flags, *overrides], show_only)
+    if asked:
+        return _with_best(app, config, overrides, config_name, start, flags)
     if config.mode != "lr_find":
         return _run_here(app, config, overrides, config_name, start, flags)[0]
     from trainer.cli import lr_find
@@ -106,10 +113,44 @@ def run_one(
     return result
 
 
-def _run_here(
+def _with_best(
     app: Hydra, config: DictConfig, overrides: list[str], config_name: str, start: Starter | None, flags: Sequence[str]
+) -> Result:
+    """Run with the strategy that ``strategy=auto`` finds the best, as if it were typed; the run's tags say why."""
+    from omegaconf import open_dict
+
+    from trainer.cli.advice_table import leave
+    from trainer.cli.advise import Asked, alone_here, resolved
+
+    if not alone_here(config):
+        return _run_here(app, config, overrides, config_name, start, flags)[0]
+    check_same_folder(config, "hydra.run.dir", compose.named_folder(config, "hydra.run.dir"))
+    overrides, advice, why = resolved(Asked(app, overrides, config_name, config, flags))
+    config = compose.compose(app, overrides, config_name)
+    with open_dict(config):
+        config.tracking.tags.update({"strategy.auto": why})
+
+    def note(run_dir: Path) -> None:
+        if advice is not None:
+            leave(run_dir, advice, config, why)
+
+    return _run_here(app, config, overrides, config_name, start, flags, note)[0]
+
+
+def _run_here(
+    app: Hydra,
+    config: DictConfig,
+    overrides: list[str],
+    config_name: str,
+    start: Starter | None,
+    flags: Sequence[str],
+    note: Callable[[Path], None] = lambda run_dir: None,
 ) -> tuple[Result, Ready]:
-    """Check the job of a composed config, and run it in Hydra's run folder by this process."""
+    """Check the job of a composed config, and run it in Hydra's run folder by this process.
+
+    Args:
+        note: called with the folder before the run starts.
+    """
     # Imported after Hydra has accepted the command line, so that a refusal comes at once.
     from trainer.host.symlink_checks import check_run_folder
     from trainer.job.check import get_ready
@@ -155,6 +196,7 @@ def _run_here(
         else:
             run_dir = claim(run_dir, RUN_DIR in os.environ or _is_chosen(config, ready, overrides))
         ready = replace(ready.in_folder(run_dir), swept=frozenset(filter(None, os.environ.get(SWEPT, "").split(","))))
+        note(run_dir)
         with _noted(ready, [*flags, *overrides]):
             result = _executed(config, ready, start, [*flags, *overrides], recorder)
     from trainer.cli.last_lines import say_result

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import statistics
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainer.cli import compose
+from trainer.cli.short_trainings import APART, short, start
 from trainer.config.keys import key_of
-from trainer.errors import BY_CTRL_C, Interrupted, RunFailed, UserError
-from trainer.host.parent_death import killed_with_parent
-from trainer.host.signals import termination_raises
+from trainer.errors import RunFailed, UserError
 from trainer.job.result import Result
 from trainer.run_folder.points import read_points
 from trainer.wording import counted
@@ -27,10 +22,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 MODE, NPROC = "scaling", "launch.nproc"
-ALONE = ("strategy=local_sgd", "strategy.k_steps=1000000000", "strategy.begin_step=0")
-"""Overrides by which workers train beside each other and exchange nothing until the end."""
-LEAVES_S = 20.0
-"""Longest wait for the end of a training after a signal."""
 REFERENCE, AT = 0.8, 32
 """Efficiency of the reference at 32 devices."""
 
@@ -83,7 +74,7 @@ def scaling(app: Hydra, overrides: Sequence[str], config_name: str, flags: Seque
     from trainer.terminal.screen import Screen
 
     numbers = _numbers(overrides)
-    rest = [o for o in overrides if key_of(o) not in ("mode", NPROC)]
+    rest = [o for o in overrides if key_of(o) not in ("mode", NPROC) and o != "strategy=auto"]  # no probes
     config = compose.compose(app, [*rest, f"mode={MODE}"], config_name)
     _check(config)
     updates = config.scaling.updates
@@ -91,14 +82,14 @@ def scaling(app: Hydra, overrides: Sequence[str], config_name: str, flags: Seque
     words = [o for o in rest if key_of(o) not in ("hydra.run.dir", "plan", "scaling.updates")]
     if config.plan:
         for workers in numbers:
-            _start([*flags, *words, *_short(updates), f"{NPROC}={workers}", "plan=true"], None)
+            start([*flags, *words, *short(updates), f"{NPROC}={workers}", "plan=true"], None, f"mode={MODE}")
         return Result("planned", str(folder))
     rows: list[Measured] = []
     out = Screen()
     for workers in numbers:
-        common = [*flags, *words, *_short(updates), f"{NPROC}={workers}"]
+        common = [*flags, *words, *short(updates), f"{NPROC}={workers}"]
         rate = _rate(common, folder / f"{workers}", updates)
-        apart = _rate([*common, *ALONE], folder / f"{workers}-apart", updates) if workers > 1 else None
+        apart = _rate([*common, *APART], folder / f"{workers}-apart", updates) if workers > 1 else None
         rows.append(Measured(workers, rate, apart, (numbers[0], rows[0].rate if rows else rate)))
         leave(folder / "scaling.json", [_plain(row) for row in rows])
         out.print(f"{counted(workers, 'worker')}: {rate:.1f} samples/s")
@@ -132,30 +123,13 @@ def _check(config: DictConfig) -> None:
         raise UserError(f"resume.path={config.resume.path}", "trains afresh", "the command without it")
 
 
-def _short(updates: int) -> list[str]:
-    """Overrides of a training that is only measured."""
-    log = max(1, updates // 6)
-    return [
-        f"max_steps={updates}",
-        f"epochs={updates}",
-        f"execution.log_every={log}",
-        "validation=false",
-        "test=false",
-        "tracking=none",
-        "checkpoint=none",
-        "early_stop.metric=null",
-        "best.metric=null",
-        "ema.decay=null",
-    ]
-
-
 def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
     """Run a training to its end; returns its samples per second after the first third, the median of its lines.
 
     Raises:
         UserError, RunFailed: it was refused, or failed.
     """
-    _start(words, folder)
+    start(words, folder, f"mode={MODE}")
     rates: list[float] = []
     for point in read_points(folder):
         rate = point["metrics"].get("perf/samples_per_s")
@@ -164,52 +138,6 @@ def _rate(words: Sequence[str], folder: Path, updates: int) -> float:
     if not rates:
         raise RunFailed(f"mode={MODE}: {folder} has no samples per second after update {updates // 3}")
     return statistics.median(rates)
-
-
-def _start(words: Sequence[str], folder: Path | None) -> None:
-    own = [f"hydra.run.dir={folder}", "verbosity=quiet"] if folder is not None else []
-    code, errors = _ended([sys.executable, "-m", "trainer", *words, *own], folder is not None)
-    if code == 0:
-        return
-    said = errors.strip().splitlines() or [f"exit code {code}"]
-    if code == UserError.exit_code:
-        what, _, why = said[0].removeprefix("error: ").partition(": ")
-        raise UserError(what, *why.split(". Type instead: ", 1))
-    log = f"; its files are in {folder}" if folder is not None else ""
-    raise RunFailed(f"mode={MODE}: a training failed: {said[0]}{log}")
-
-
-def _ended(command: Sequence[str], is_captured: bool) -> tuple[int, str]:
-    """Run a command to its end; returns its exit code, and what it has written to stderr.
-
-    Args:
-        is_captured: its lines are not shown.
-
-    Raises:
-        Interrupted: by a signal, which the command got as well; it has ended.
-    """
-    screen = subprocess.PIPE if is_captured else None
-    with termination_raises():
-        process = subprocess.Popen(  # this interpreter with the user's own words; no shell  # nosec B603
-            command,
-            stdout=subprocess.DEVNULL if is_captured else None,
-            stderr=screen,
-            text=True,
-            start_new_session=True,  # Ctrl-C reaches it once, from here
-            preexec_fn=killed_with_parent(),
-        )
-        try:
-            errors = process.communicate()[1]
-            return process.returncode, errors or ""
-        except (KeyboardInterrupt, Interrupted) as error:
-            process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=LEAVES_S)
-            raise Interrupted(f"mode={MODE}: {error or BY_CTRL_C}; the training that ran has ended") from None
-        finally:
-            with suppress(ProcessLookupError):  # all that it has started
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def _plain(row: Measured) -> dict[str, float | None]:

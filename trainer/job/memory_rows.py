@@ -32,16 +32,28 @@ def memory_row(ready: Ready) -> Iterator[tuple[str, str]]:
         return
     held, batch, total = _held(ready), 0, ""
     if config.plan:
-        from trainer.worker import batch_memory  # imports torch
-
-        device, samples = ready.checked.device, plan.batches.size
-        batch = batch_memory.of_a_batch(config, ready.checked.facts, plan.chosen.precision, device, samples)
-        of_batch = {f"for a batch of {counted(samples, 'sample')}": batch}
+        batch = of_a_batch(ready)
+        of_batch = {f"for a batch of {counted(plan.batches.size, 'sample')}": batch}
         held = {**held, "of parameters that are gathered": _gathered(ready), **of_batch}
         total = f"about {sized(sum(held.values()))} on " if batch else ""
     parts = ", ".join(f"{sized(size)} {what}" for what, size in held.items() if size)
     brief = total and config.verbosity != "debug" and not isinstance(config.strategy, ShardedStrategy)
     yield "memory", f"{total}each worker" if brief else f"{total}each worker: {parts}"
+
+
+def of_a_batch(ready: Ready) -> int:
+    """Bytes that a batch takes in a forward and a backward; 0: not known."""
+    from trainer.worker import batch_memory  # imports torch
+
+    plan, checked = ready.plan, ready.checked
+    return batch_memory.of_a_batch(
+        checked.config, checked.facts, plan.chosen.precision, checked.device, plan.batches.size
+    )
+
+
+def of_a_worker(ready: Ready) -> float:
+    """Bytes that a worker holds in an update beside its batch."""
+    return sum(_held(ready).values()) + _gathered(ready)
 
 
 def _held(ready: Ready) -> dict[str, float]:

@@ -13,7 +13,7 @@ from trainer.config.schema import option_of
 from trainer.config.target_source import check_arguments, check_target, parameters
 from trainer.errors import UserError, WrongValue
 from trainer.optim.refused import TORCHS, option_for
-from trainer.strategies.builtin import AUTO
+from trainer.strategies.builtin import ADVISE, AUTO
 from trainer.tasks.contract import AUTO as AUTO_TASK
 from trainer.visible import one_line
 from trainer.wording import quoted
@@ -156,7 +156,7 @@ def check_targets(config: Mapping[str, Any], typed: set[str]) -> None:
                 "has no value: it names the class or function to call",
                 f"_target_: my_package.module.Name in the YAML file of this {group}",
             )
-        if target is None or target in (AUTO, AUTO_TASK):
+        if target is None or target in (ADVISE, AUTO, AUTO_TASK):
             continue
         if group == "scheduler" and str(target).startswith(TORCHS):
             why = (
@@ -221,6 +221,9 @@ def check_mode(config: RunConfig) -> None:
     mode, predict = config.mode, config.predict
     if mode in ("lr_find", "scaling"):  # one command makes trainings of it before this
         raise UserError(f"mode={mode}", "is a command of its own, and no job of a sweep", f"mode={mode} without -m")
+    if config.strategy._target_ == ADVISE:
+        why = "is a command of its own, and no job of a sweep or of an engine"
+        raise UserError("strategy=advise", why, "python -m trainer ... strategy=advise")
     weights = "the file of weights, or the folder of the run that made it"
     for path, value, modes, needed in (
         ("weights", config.weights, ("eval", "predict"), weights),

@@ -13,7 +13,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import LaunchConfig
 from trainer.errors import UserError
 from trainer.host import hardware
-from trainer.strategies.builtin import AUTO
+from trainer.strategies.builtin import ADVISE, AUTO
 from trainer.wording import counted
 
 
@@ -60,7 +60,9 @@ def transport_of(config: RunConfig, roles: Mapping[str, int]) -> str:
 def default_workers(config: RunConfig) -> int | None:
     """The number of workers that the strategy starts by default; None: one per GPU, or one."""
     target = config.strategy._target_
-    return None if target == AUTO else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
+    return (
+        None if target in (ADVISE, AUTO) else getattr(locate(str(target), "strategy._target_"), "default_workers", None)
+    )
 
 
 def workers_here(launch: schema.LaunchConfig, device: str, default: int | None = None) -> int:

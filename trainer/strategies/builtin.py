@@ -366,5 +366,8 @@ class PserverGeoDeclaration(OutOfStepDeclaration):
 AUTO = "trainer.strategies.builtin.auto"
 """``strategy=auto``: replaced by single or collective, with its defaults, once the number of workers is known."""
 
+ADVISE = "trainer.strategies.builtin.advise"
+"""``strategy=advise``: no training begins with it."""
+
 EVALUATORS = "trainer.strategies.builtin.EvaluatorsDeclaration"
 """Takes the place of ``strategy`` where nothing is trained."""

@@ -64,12 +64,15 @@ def gathered(config: RunConfig, wrap: Any, all_blocks: bool) -> int:
     Args:
         wrap: modules that are gathered together. all_blocks: their parameters stay from the forward to the backward.
     """
-    model = meta_model(config)
-    whole, *blocks = (
-        sum(p.numel() for p in module.parameters()) for module in (model, *chosen(model, wrap, "strategy.wrap"))
-    )
+    whole, *blocks = of_blocks(config, wrap)
     largest = max(blocks, default=whole)
     return whole + 2 * largest if all_blocks or not blocks else whole - sum(blocks) + 3 * largest
+
+
+def of_blocks(config: RunConfig, wrap: Any) -> list[int]:
+    """Numbers of parameters of the whole model, and of each of its blocks that are gathered together."""
+    model = meta_model(config)
+    return [sum(p.numel() for p in part.parameters()) for part in (model, *chosen(model, wrap, "strategy.wrap"))]
 
 
 def _fake(config: RunConfig, precision: str, device: str, mode: FakeTensorMode) -> nn.Module:

@@ -84,6 +84,7 @@ class Config:
     sweep: SweepConfig = key(SweepConfig, "how the jobs of a sweep run")
     lr_find: LrFindConfig = key(LrFindConfig, "which learning rates mode=lr_find tries")
     scaling: ScalingConfig = key(ScalingConfig, "how long mode=scaling trains")
+    advise: AdviseConfig = key(AdviseConfig, "what strategy=advise measures and predicts")
     eval: EvalConfig = key(EvalConfig, "which part of the data mode=eval measures")
     predict: Any = key("???", "group: which images or rows mode=predict looks at")
     checkpoint: Any = key("???", "group: when the run saves what it can go on from")

@@ -358,6 +358,25 @@ class ScalingConfig:
 
 
 @dataclass
+class AdviseConfig:
+    """advise: what strategy=advise and strategy=auto measure, and for which machines they predict."""
+
+    updates: int = key(
+        20, "updates of each short training, of which the first third is not counted", "updates", ge=6, le=100_000
+    )
+    workers: Optional[str] = key(None, "further numbers of workers to predict, e.g. 8,64,1024", "workers")
+    per_host: Optional[int] = key(
+        None, "workers of each host in the prediction (null: as in this run)", "workers", ge=1, le=MOST_PROCESSES
+    )
+    gbit: Optional[float] = key(
+        None, "bandwidth of the link between hosts in Gbit/s (null: as measured here)", gt=0, le=1_000_000
+    )
+    latency_ms: Optional[float] = key(
+        None, "latency of a message between hosts in milliseconds (null: as measured here)", ge=0, le=LONGEST_S
+    )
+
+
+@dataclass
 class EvalConfig:
     """eval: which part of the data mode=eval measures."""
 

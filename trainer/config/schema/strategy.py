@@ -106,9 +106,16 @@ class CollectiveStrategy(GroupStrategy):
 
 @dataclass
 class AutoStrategy(CollectiveStrategy):
-    """strategy=auto: single with one worker, collective with several, whose keys it takes."""
+    """strategy=auto: single with one worker, else collective; typed: the fastest of the equal ones, as measured."""
 
     _target_: str = key("trainer.strategies.builtin.auto", "replaced when the number of workers is known")
+
+
+@dataclass
+class AdviseStrategy(CollectiveStrategy):
+    """strategy=advise: short trainings with one and two workers, and a table of what each strategy would cost."""
+
+    _target_: str = key("trainer.strategies.builtin.advise", "the command ends with the table, and trains nothing")
 
 
 @dataclass
