@@ -18,7 +18,7 @@ EQUALS = [key for key, cell in CELLS.items() if cell.kind == "equal" and key[1] 
 REFUSED = [key for key, cell in CELLS.items() if cell.kind == "refused" and key[1] in COLUMN]
 
 ROUNDED = 1e-6
-"""The page was made on another machine, which rounds otherwise. A strategy that is not equal is off by 1e-3 and more."""
+"""The page was made on another machine, which rounds otherwise. What is not equal is off by 1e-3 and more."""
 
 Trained = tuple[Callable[[str, str], Ended], Callable[[str, str], Ended]]
 

@@ -72,6 +72,8 @@ NO_CANDIDATES = {
     "strategy.param_dtype=fp16": "needs precision=fp16, and costs what bf16 costs",
     "strategy.reduce_dtype=fp16": "needs precision=fp16, and costs what bf16 costs",
     "strategy.gradient_scale=sum": "another factor on the same exchange",
+    "strategy.reduce_group": "pays where hosts are linked worse than their workers, and one link is measured",
+    "strategy.comm_streams": "pays where a bucket leaves a part of the link unused, which is not measured",
 }
 """Options that are not compared, and why."""
 TIE = 0.05
