@@ -30,6 +30,7 @@ REFUSED = {
     "mode=scaling": ("needs numbers of workers", "mode=scaling launch.nproc=1,2,4"),
     "mode=scaling launch.nproc=two": ("needs numbers of workers", "mode=scaling launch.nproc=1,2,4"),
     "mode=scaling launch.nproc=1,2 launch.nnodes=2": ("the workers of one host", "launch.nnodes=1"),
+    "mode=scaling strategy=advise launch.nproc=1,2": ("measures one strategy", "without mode=scaling"),
     "-m mode=scaling launch.nproc=1,2": ("no job of a sweep", "mode=scaling without -m"),
     "-m mode=lr_find optimizer=sgd,adam": ("no job of a sweep", "mode=lr_find without -m"),
 }

@@ -15,6 +15,7 @@ from trainer.config.keys import key_of
 from trainer.errors import RunFailed, UserError
 from trainer.job.result import Result
 from trainer.run_folder.points import read_points
+from trainer.strategies.builtin import ADVISE
 from trainer.wording import counted
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ def _check(config: DictConfig) -> None:
     if submitter_of(config) is not None or config.launch.nnodes != 1:
         why = "measures the workers of one host, in commands that it starts there"
         raise UserError(f"mode={MODE}", why, "launch=local and launch.nnodes=1 (an engine's job may hold the command)")
+    if config.strategy._target_ == ADVISE:
+        raise UserError("strategy=advise", f"mode={MODE} measures one strategy", "strategy=advise without mode=scaling")
     if config.resume.path:
         raise UserError(f"resume.path={config.resume.path}", "trains afresh", "the command without it")
 
