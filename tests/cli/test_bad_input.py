@@ -454,6 +454,10 @@ CLICKS = """
     data.max_bad_fraction=2 | at most 1 => data.max_bad_fraction=0.01
     data.cache=false strategy=single | data.cache=false | strategy=single => data.cache=true
     strategy=sharded launch.nproc=2 launch.servers=null | strategy=sharded | are sparse => strategy=pserver_sync
+    strategy=local_sgd strategy.begin=gradients strategy.begin_step=9 launch.nproc=2 launch.servers=null
+        strategy.begin=gradients | are sparse => strategy.begin=parameters
+    strategy=collective strategy.comm_streams=2 launch.nproc=2 launch.servers=null
+        strategy.comm_streams | are sparse => strategy.comm_streams=1
     optimizer=momentum | optimizer (torch.optim.SGD, momentum=0.9) | embedding tables => optimizer.sparse=adagrad
     optimizer=torch optimizer.name=RMSprop | optimizer (torch.optim.RMSprop) => optimizer.sparse=adagrad
     optimizer.sparse=adamw | optimizer.sparse=adamw | auto, sgd, adagrad, rowwise_adagrad, adam => optimizer.sparse=adam

@@ -104,18 +104,18 @@ class CollectiveDeclaration(Declaration):
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
+        sparse = _sparse(model)
         if self.comm_hook == "dgc":
             refused += locate(f"{COMM_HOOK_CHECKS}:refuse_optimizer")(optimizer)
         if sparse and self.comm_hook != "none":
-            why = f"is for dense gradients, and those of {sparse[0]} are sparse"
+            why = f"is for dense gradients, and those of {sparse} are sparse"
             refused.append(UserError(f"strategy.comm_hook={self.comm_hook}", why, "strategy.comm_hook=none"))
         elif sparse and not self._plain:
-            why = f"the gradients of {sparse[0]} are sparse, and go over DDP's own group"
+            why = f"the gradients of {sparse} are sparse, and go over DDP's own group"
             instead = "strategy.reduce_group=null strategy.comm_streams=1"
             refused.append(UserError("strategy.reduce_group or strategy.comm_streams", why, instead))
         if sparse and (config.device == "cuda" or (config.device == "auto" and hardware.gpus())):
-            why = f"strategy=collective cannot sum the sparse gradients of {sparse[0]} over NCCL"
+            why = f"strategy=collective cannot sum the sparse gradients of {sparse} over NCCL"
             refused.append(UserError("device=cuda", why, "strategy=pserver_sync (or device=cpu)"))
         return refused
 
@@ -182,6 +182,18 @@ class LocalSgdDeclaration(Declaration):
     def refuse(self, config: RunConfig, workers: int) -> list[UserError]:
         refused = super().refuse(config, workers)
         return refused + list(locate(f"{LOCAL_SGD_CHECKS}:refuse")(self.options, config, workers))
+
+    def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
+        refused = super().refuse_model(config, model, optimizer)
+        if self.options.begin == "gradients" and (sparse := _sparse(model)):
+            why = f"is for dense gradients, and those of {sparse} are sparse"
+            refused.append(UserError("strategy.begin=gradients", why, "strategy.begin=parameters"))
+        return refused
+
+
+def _sparse(model: torch.nn.Module) -> str:
+    """The name of the first module with sparse gradients; empty: there is none."""
+    return next((name for name, module in model.named_modules() if getattr(module, "sparse", False)), "")
 
 
 ELEMENTWISE = ("SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "Rprop", "ASGD")
