@@ -29,7 +29,18 @@ APART = {
 """Long files of several launches: tests share one if this finds the same text in their names."""
 TOGETHER = ("null_gpu",)
 """Folders whose tests share what one process has imported, in all their files. They take minutes, and begin first."""
-PROCESSES = ("simulation", "faults", "checkpoint", "launch", "strategies", "e2e", "worker", "tracking", "job")
+PROCESSES = (
+    "simulation",
+    "faults",
+    "equality",
+    "checkpoint",
+    "launch",
+    "strategies",
+    "e2e",
+    "worker",
+    "tracking",
+    "job",
+)
 """Folders whose tests take long, most of them because they start processes; those with the longest tests begin first.
 Of a parametrized test there ``make test`` runs the first case alone, and ``make test-all`` runs all."""
 

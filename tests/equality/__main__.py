@@ -34,7 +34,7 @@ def main() -> None:
             cells[row.name], kept[row.name] = found, {page.KILLED: killed, page.OTHER: other}
             done = f"[{number + 1}/{len(ROWS)}, {time.monotonic() - began:.0f} s] {row.name}"
             print(done, *(one.kind for one in (*found.values(), killed, other)), sep=" | ", file=sys.stderr, flush=True)
-    page.PAGE.write_text(page.written(cells, kept))
+            page.PAGE.write_text(page.written(cells, kept))  # after an interruption, --new goes on
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from tests.strategies.launching import composed, start
 from trainer.errors import UserError
 
 EXACT = ("precision=fp64", "max_steps=20")
-LEARNING = ("precision=fp32", "max_steps=40")
+LEARNING = ("precision=fp32", "max_steps=24")
 SEEDS = range(5)
 EQUAL, CLOSE = 1e-9, 0.05
 """Greatest difference of an element of a parameter, as a share of the way that the parameter's farthest element has
@@ -35,7 +35,7 @@ class Cell:
 Ended = dict[str, Any]
 
 
-def handed(column: Column, overrides: Sequence[str]) -> dict[str, Any]:
+def handed(column: Column, overrides: Sequence[str], entry: str = "ended") -> dict[str, Any]:
     """A training of a column, as ``entries.each_case`` wants it.
 
     Raises:
@@ -46,7 +46,7 @@ def handed(column: Column, overrides: Sequence[str]) -> dict[str, Any]:
     ready = composed(*typed.values())  # the last of a key
     ready.checked.source.prepare(ready.checked.facts, lambda *_: None)
     return {
-        "entry": "tests.equality.entries:ended",
+        "entry": f"tests.equality.entries:{entry}",
         "payload": copy.deepcopy(ready.assignment.as_dict()),
         "arguments": {},
     }
@@ -85,10 +85,11 @@ def difference(found: Ended, truth: Ended) -> float:
 
 
 @cache
-def _alone(column: Column, alone: tuple[str, ...], logs: Path) -> list[Ended]:
+def _alone(base: tuple[str, ...], alone: tuple[str, ...], logs: Path) -> list[Ended]:
     """The one process: the 20 updates in fp64, and then those of each seed."""
-    runs = [EXACT, *_seeds()]
-    return together([handed(column, one_process(column, alone, more)) for more in runs], logs)
+    column = Column("alone", base)
+    exact, *seeds = (one_process(column, alone, more) for more in (EXACT, *_seeds()))
+    return together([handed(column, exact), *(handed(column, one, "scored") for one in seeds)], logs)
 
 
 def _seeds() -> list[tuple[str, ...]]:
@@ -104,7 +105,7 @@ def exact(column: Column, row: Row, logs: Path) -> Cell:
     """A cell that is refused, equal or close; of kind '' where it is none of these."""
     if sentence := refusal(column, row):
         return Cell("refused", sentence)
-    truth = _alone(column, row.alone, logs)[0]
+    truth = _alone(column.base, row.alone, logs)[0]
     [found] = together([handed(column, (*row.overrides, *EXACT))], logs)
     apart = difference(found, truth)
     return Cell("equal" if apart <= EQUAL else "close" if apart <= CLOSE else "", share(apart))
@@ -112,9 +113,9 @@ def exact(column: Column, row: Row, logs: Path) -> Cell:
 
 def statistical(column: Column, row: Row, logs: Path) -> Cell:
     """The score of five seeds, beside that of one process."""
-    ended = together([handed(column, (*row.overrides, *more)) for more in _seeds()], logs)
+    ended = together([handed(column, (*row.overrides, *more), "scored") for more in _seeds()], logs)
     alone, found = (
-        [one["validation"][column.score] for one in runs] for runs in (_alone(column, row.alone, logs)[1:], ended)
+        [one["validation"][column.score] for one in runs] for runs in (_alone(column.base, row.alone, logs)[1:], ended)
     )
     return Cell("statistical", f"{_spread(found)} : {_spread(alone)}")
 

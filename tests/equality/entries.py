@@ -17,4 +17,11 @@ def ended(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
             begin = parameters(run)
         validation = fit(run)
         with whole(run.strategy):
-            return {"begin": begin, "end": parameters(run), "validation": validation} if seat.rank == 0 else {}
+            end = parameters(run)  # all workers gather it
+        return {"begin": begin, "end": end, "validation": validation} if seat.rank == 0 else {}
+
+
+def scored(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
+    """The whole loop; the validation alone."""
+    with taking_part(seat, payload) as run:
+        return {"validation": fit(run)}

@@ -37,7 +37,11 @@ def _run(folder: Path, row: Row, *more: str) -> dict[str, np.ndarray]:
 def after_a_kill(row: Row, folder: Path) -> tuple[Cell, Cell]:
     """How far the run ends from an undisturbed one: killed and restarted, and going on with three workers."""
     folder.mkdir(parents=True)
-    plain = _run(folder / "plain", row)
+    try:
+        plain = _run(folder / "plain", row)
+    except UserError as error:
+        refused = Cell("refused", str(error))
+        return refused, refused
     (folder / AT).write_text(f"dies 1 training {UPDATE}")
     killed = _run(folder / "killed", row)
     (folder / AT).write_text(f"leaves 1 training {UPDATE}")

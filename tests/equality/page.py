@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
 KILLED, OTHER = "killed and restarted", "goes on with 3 workers"
 HEAD = """# See which strategies are equal
 
-    python -m tests.equality          # makes the tables again, in some twenty minutes on two cores
+    python -m tests.equality          # makes the tables again, in some forty minutes on two cores
 
 Each row was trained with two workers, and compared with one process (`strategy=single`) that has the same global batch
 of 16 samples, the same seed and the same options. The column is the model; its data are small and drawn from a seed.
@@ -24,7 +24,7 @@ Servers are two.
 | equal | 20 updates in fp64: the greatest difference of an element of a parameter, as a share of the farthest way of \
 an element of it. It is at most 1e-9 |
 | close | the same, at most 0.05: rounding, or statistics of fewer samples |
-| statistical | 40 updates in fp32 with five seeds: mean and standard deviation of val/acc1 (wide_and_deep: val/auc), \
+| statistical | 24 updates in fp32 with five seeds: mean and standard deviation of val/acc1 (wide_and_deep: val/auc), \
 and after the colon those of one process |
 | refused | the run ends with exit code 2 before it starts. The sentence with that number is below |
 | goes on | the run ends, with other numbers than the undisturbed one |

@@ -114,6 +114,8 @@ ROWS = (
     _collective("strategy.comm_hook=dgc", "strategy.dgc.min_size=100"),
     _collective("strategy.comm_hook=dgc", "strategy.dgc.min_size=100", "strategy.dgc.sparsity=[0]"),
     _collective("strategy.gradient_scale=sum", "optimizer.lr=0.0015"),
+    _collective("strategy.comm_streams=2"),
+    _collective("strategy.reduce_group=2", "launch.nproc=4"),
     Row(("strategy=sharded",)),
     Row(("strategy=sharded", "strategy.shard=gradients")),
     Row(("strategy=sharded", "strategy.shard=optimizer")),
