@@ -323,6 +323,7 @@ KNOBS = """
         optimizer.dampening | whole => +optimizer.dampening=0
     strategy=collective strategy.comm_hook=bf16 | strategy.comm_hook=bf16 | one worker => strategy.comm_hook=none
     strategy=collective strategy.comm_streams=2 | one worker => strategy.comm_streams=1
+    strategy=pserver_sync strategy.sync_batch_norm=true | strategy=collective has it => strategy=collective
     launch.nproc=4 strategy=collective strategy.reduce_group=3
         strategy.reduce_group=3 | no groups of 3 => strategy.reduce_group=2
     launch.nproc=2 strategy=collective strategy.reduce_group=2

@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "equality.md"
 KILLED, OTHER = "killed and restarted", "goes on with 3 workers"
 HEAD = """# See which strategies are equal
 
-    python -m tests.equality          # makes the tables again, in some forty minutes on two cores
+    python -m tests.equality          # makes the tables again, in about an hour on two cores
 
 Each row was trained with two workers, and compared with one process (`strategy=single`) that has the same global batch
 of 16 samples, the same seed and the same options. The column is the model; its data are small and drawn from a seed.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.cli import config_files, hydra_features, named_by_libraries
+from trainer.cli.arguments import ADVISE, AUTO
 from trainer.cli.vocabulary import Vocabulary
 from trainer.config import keys, schema
 from trainer.config.target_source import keys_of, parameters
@@ -308,7 +309,8 @@ def _unknown_key(vocabulary: Vocabulary, path: str, file: str = "") -> UserError
             f"{group}={owners[0]} {quoted(f'{group}.{other}={value}')}",
         )
     owners = [o for o in vocabulary.options(group) if name in vocabulary.option_keys(group, o)]
-    owners.sort(key=lambda option: option != name)  # optimizer=momentum before others that have a momentum
+    # optimizer=momentum before others that have a momentum; an option that measures first comes last
+    owners.sort(key=lambda option: (f"{group}={option}" in (ADVISE, AUTO), option != name))
     declared = keys.find(path)  # without an owner it is a key of the whole group, such as tracking.tags
     if declared is not None and declared.kind is dict and (option in owners or not owners):
         return UserError(what, "holds entries of your own, and a new one takes a plus", quoted(f"+{path}={value}"))
