@@ -16,13 +16,14 @@ from trainer.cli.compose import folder
 CELLS = page.read(ROWS, page.PAGE.read_text())
 COLUMN, ROW = {column.name: column for column in COLUMNS}, {row.name: row for row in ROWS}
 EQUALS = [key for key, cell in CELLS.items() if cell.kind == "equal" and key[1] in COLUMN]
-SLOW = "ResNet-18, sync batch norm"
-"""Its cells of other optimizers and of recompute are made again by ``make test-long``."""
+SLOW = ("ResNet-18, sync batch norm", "ViT")
+PLAIN = {
+    *("strategy=collective", "strategy=sharded", "strategy=sharded strategy.shard=optimizer", "strategy=pserver_sync"),
+    "strategy=local_sgd strategy.k_steps=1",
+}
+"""Rows of which the large models are trained again here; ``make test-long`` trains them in all."""
 CHECKED = [
-    pytest.param(
-        *key, marks=pytest.mark.long if key[1] == SLOW and ("optimizer" in key[0] or "recompute" in key[0]) else ()
-    )
-    for key in EQUALS
+    pytest.param(*key, marks=pytest.mark.long if key[1] in SLOW and key[0] not in PLAIN else ()) for key in EQUALS
 ]
 REFUSED = [key for key, cell in CELLS.items() if cell.kind == "refused" and key[1] in COLUMN]
 
