@@ -79,7 +79,7 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
     from trainer.job.advice import concerns
     from trainer.terminal.screen import Screen
 
-    out, workers = Screen(), advice.workers
+    out, workers, further = Screen(), advice.workers, numbers_of(config)
     columns = ["candidate", "update", "computes", "waits", "samples/s", "memory", "sent", "the numbers"]
     cells = []
     for row in advice.rows:
@@ -90,7 +90,7 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
         rate = f"{advice.samples(workers) / row.cost.step:.1f}"
         cells.append([row.candidate.name, *times, rate, sized(row.memory), sized(row.cost.sent), row.changes])
     out.rows(f"Strategies for {counted(workers, 'worker')}, predicted", columns, cells, 7)
-    _say_of_machine(out, advice, numbers_of(config))
+    _say_of_machine(out, advice, further)
     if advice.case.tables:
         out.print("rows of sparse tables are not counted")
     out.print("what compressing and rounding compute is not counted")
@@ -98,8 +98,8 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
         out.print("parameter servers are compared with launch.servers=1")
     for said in filter(None, [advice.ready.plan.remarks.concern, *concerns(advice.rows, advice.limit)]):
         out.print(f"ATTENTION: {said}")
-    if config.advise.workers:
-        _show_workers(out, advice, sorted({1, workers, *numbers_of(config)}))
+    if further:
+        _show_workers(out, advice, sorted({1, workers, *further}))
     if advice.best is not None:
         out.print(f"{best}: {' '.join(advice.best.candidate.words)}", style="bold green")
 

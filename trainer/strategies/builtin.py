@@ -104,7 +104,7 @@ class CollectiveDeclaration(Declaration):
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        sparse = _sparse(model)
+        sparse = sparse_module(model)
         if self.comm_hook == "dgc":
             refused += locate(f"{COMM_HOOK_CHECKS}:refuse_optimizer")(optimizer)
         if sparse and self.comm_hook != "none":
@@ -185,13 +185,13 @@ class LocalSgdDeclaration(Declaration):
 
     def refuse_model(self, config: RunConfig, model: torch.nn.Module, optimizer: Any) -> list[UserError]:
         refused = super().refuse_model(config, model, optimizer)
-        if self.options.begin == "gradients" and (sparse := _sparse(model)):
+        if self.options.begin == "gradients" and (sparse := sparse_module(model)):
             why = f"is for dense gradients, and those of {sparse} are sparse"
             refused.append(UserError("strategy.begin=gradients", why, "strategy.begin=parameters"))
         return refused
 
 
-def _sparse(model: torch.nn.Module) -> str:
+def sparse_module(model: torch.nn.Module) -> str:
     """The name of the first module with sparse gradients; empty: there is none."""
     return next((name for name, module in model.named_modules() if getattr(module, "sparse", False)), "")
 

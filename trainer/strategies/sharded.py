@@ -33,7 +33,7 @@ DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class _FullNorm(nn.Module):
-    """Comes before the class of a batch norm whose parameters are gathered in 16 bits: torch wants them in the dtype of
+    """Comes before the class of a batch norm where parameters are gathered in 16 bits: torch wants them in the dtype of
     the running statistics, which keep theirs."""
 
     running_mean: torch.Tensor

@@ -11,6 +11,7 @@ from trainer.config.run_config import RunConfig
 from trainer.config.schema import ShardedStrategy
 from trainer.errors import UserError
 from trainer.host import hardware
+from trainer.strategies.builtin import sparse_module
 
 if TYPE_CHECKING:
     import torch
@@ -56,9 +57,8 @@ def _refuse_unused(options: ShardedStrategy) -> Iterator[UserError]:
 
 def refuse_model(options: ShardedStrategy, model: torch.nn.Module, optimizer: Any) -> Iterator[UserError]:
     """Yield why this model cannot train with this optimizer."""
-    sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False)]
-    if sparse:
-        why = f"strategy=sharded shards dense parameters, and the gradients of {sparse[0]} are sparse"
+    if sparse := sparse_module(model):
+        why = f"strategy=sharded shards dense parameters, and the gradients of {sparse} are sparse"
         yield UserError("strategy=sharded", why, "strategy=pserver_sync (or collective)")
     if options.whole_model:
         if why := locate("trainer.optim.separable:why_not")(optimizer):  # imports torch
