@@ -3,8 +3,7 @@
 It measures short trainings with one and two workers, as strategy=advise does. Then it trains
 
 - with four workers on this host,
-- with two workers in two network namespaces, whose link ``tc`` limits (root's privileges are needed; a queue of tbf
-  limits the rate, and no latency is added).
+- with two workers in two network namespaces, whose link has a chosen rate and latency (``slow_link.py``).
 
 The table has both numbers. Other work on the machine makes them differ.
 """
@@ -12,14 +11,15 @@ The table has both numbers. Other work on the machine makes them differ.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+
+from slow_link import FIRST, hosts
 
 from trainer.cli import advise, compose
 from trainer.cli.short_trainings import short
@@ -28,14 +28,18 @@ from trainer.planning.cost import Link
 from trainer.worker.advice_probe import usual
 
 RUN = ("+recipe=resnet50_flowers_demo", "data.batch_size=16", "execution.threads=1", "precision=fp32", "device=cpu")
-ON_ONE_HOST = ("collective", "sharded optimizer", "sharded parameters", "local_sgd k=4")
-BETWEEN_HOSTS = ("collective", "local_sgd k=4")
-GBIT = (0.1, 1.0, 10.0)
-HOSTS = ("advice-0", "advice-1")
+ON_ONE_HOST = ("collective", "sharded optimizer", "sharded parameters", "bf16", "powersgd", "local_sgd k=4")
+BETWEEN_HOSTS = ("collective", "comm_streams=4", "powersgd", "local_sgd k=4")
+GBIT, MS = (0.1, 1.0, 10.0), (0.1, 10.0, 50.0)
+"""Of the links, and each way."""
 
 
-def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = ()) -> float:
-    """Seconds of an update after the first third: the lower quartile, of local_sgd's cycles of 4 updates."""
+def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = (), per_host: int = 1) -> float:
+    """Seconds of an update after the first third: the lower quartile, of local_sgd's cycles of 4 updates.
+
+    Args:
+        within: the namespaces of hosts with so many workers each; none: one host, whose workers the words have.
+    """
     common = [*RUN, *short(updates), "execution.log_every=1", "verbosity=quiet", *words]
     if not within:
         alone = [sys.executable, "-m", "trainer", *common, f"hydra.run.dir={folder}"]
@@ -43,8 +47,8 @@ def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = 
     else:
         started = []
         for number, name in enumerate(within):
-            meet = ["launch.nnodes=2", f"launch.node_rank={number}", "launch.master_addr=10.9.0.1"]
-            own = [*meet, "launch.nproc=1", "launch.master_port=29511", f"hydra.run.dir={folder}-{number}"]
+            meet = ["launch.nnodes=2", f"launch.node_rank={number}", f"launch.master_addr={FIRST}"]
+            own = [*meet, f"launch.nproc={per_host}", "launch.master_port=29511", f"hydra.run.dir={folder}-{number}"]
             command = ["ip", "netns", "exec", name, sys.executable, "-m", "trainer", *common, *own]
             started.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
         if any(process.wait() for process in started):
@@ -55,30 +59,6 @@ def measured(folder: Path, updates: int, *words: str, within: tuple[str, ...] = 
     if "strategy=local_sgd" in words:
         steps = [sum(steps[n : n + 4]) / 4 for n in range(len(steps) - 3)]
     return float(usual(steps))
-
-
-@contextmanager
-def hosts(gbit: float) -> Iterator[tuple[str, ...]]:
-    """Two network namespaces with a link of so many Gbit/s."""
-
-    def ip(*words: str) -> None:
-        subprocess.run(["ip", *words], check=True)
-
-    for name in HOSTS:
-        ip("netns", "add", name)
-    try:
-        ip("link", "add", "eth", "netns", HOSTS[0], "type", "veth", "peer", "name", "eth", "netns", HOSTS[1])
-        for number, name in enumerate(HOSTS):
-            ip("-n", name, "addr", "add", f"10.9.0.{number + 1}/24", "dev", "eth")
-            for device in ("lo", "eth"):
-                ip("-n", name, "link", "set", device, "up")
-            burst = max(64, int(gbit * 1000))  # kB: a fast rate needs a larger bucket
-            limit = ["rate", f"{gbit * 1000:g}mbit", "burst", f"{burst}kb", "latency", "50ms"]
-            ip("netns", "exec", name, "tc", "qdisc", "add", "dev", "eth", "root", "tbf", *limit)
-        yield HOSTS
-    finally:
-        for name in HOSTS:
-            ip("netns", "del", name)
 
 
 def main() -> None:
@@ -103,19 +83,19 @@ def main() -> None:
             print(f"| {where} | {name} | {predicted:.2f} s | {took:.2f} s | {predicted / took:.2f} |", flush=True)
 
         for name in ON_ONE_HOST if only != "between" else ():
-            options, typed = rows[name].options, rows[name].candidate.words
+            options, typed = rows[name].options, advise.of_strategy(asked, rows[name].candidate)
             assert options is not None
             took = measured(folder / name.replace(" ", "-").replace("=", ""), updates, "launch.nproc=4", *typed)
             show("4 on one host", name, cost_of(options, found.case, found.machine.group(4)).step, took)
-        for gbit in GBIT if only != "here" else ():
+        for gbit, ms in itertools.product(GBIT, MS) if only != "here" else ():
             here = found.machine.group(2)  # both namespaces share this machine's cores
-            group = replace(here, link=here.link.or_slower(Link.declared(gbit, None)))
+            group = replace(here, link=here.link.or_slower(Link.declared(gbit, ms, gloo=True)))
             for name in BETWEEN_HOSTS:
-                options, typed = rows[name].options, rows[name].candidate.words
+                options, typed = rows[name].options, advise.of_strategy(asked, rows[name].candidate)
                 assert options is not None
-                with hosts(gbit) as within:
-                    took = measured(folder / f"{name[:5]}-{gbit}", updates, *typed, within=within)
-                show(f"2 hosts, {gbit:g} Gbit/s", name, cost_of(options, found.case, group).step, took)
+                with hosts(gbit, ms) as within:
+                    took = measured(folder / f"{name[:5]}-{gbit}-{ms}", updates, *typed, within=within)
+                show(f"2 hosts, {gbit:g} Gbit/s, {ms:g} ms", name, cost_of(options, found.case, group).step, took)
 
 
 if __name__ == "__main__":

@@ -122,14 +122,17 @@ def test_advice_is_a_table_best_first_and_trains_nothing_in_the_end(tmp_path: Pa
     assert list(shown) == [one["name"] for one in left["candidates"]] and set(shown) == set(BY_NAME)
     equal = [one for one in left["candidates"] if one["equal"]]
     assert {one["name"] for one in equal} == {
-        *("collective", "sharded optimizer", "sharded gradients", "sharded parameters", "pserver_sync")
+        *("collective", "comm_streams=4", "sharded optimizer", "sharded gradients", "sharded parameters"),
+        "pserver_sync",
     }
     assert left["candidates"][: len(equal)] == equal and sorted(equal, key=lambda one: one["step"]) == equal
     assert left["samples_per_s"]["workers"] == [1, 2, 8, 64]
     assert (tmp_path / "advice" / "advise.png").stat().st_size > 10_000
     parts = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("advice/*/plan.json")}
     workers = {name: plan["topology"]["roles"]["worker"] for name, plan in parts.items()}
-    assert workers == {"one": 1, "two-apart": 2, "two": 2, "two-sharded": 2}
+    two = ("no-exchange", "collective", "sharded-parameters", "bf16", "powersgd", "dgc")
+    assert workers == {"one-worker": 1, **{f"two-workers-{name}": 2 for name in two}}
+    assert "short training 7 of 7: two workers, dgc" in ended.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["advice"], "it tracks nothing"
     assert not (tmp_path / "advice" / "metrics.jsonl").exists()
     assert "predicted; measured: 1 and 2 workers" in ended.stdout
@@ -140,7 +143,7 @@ def test_advice_is_a_table_best_first_and_trains_nothing_in_the_end(tmp_path: Pa
 def test_the_table_follows_from_what_the_short_trainings_left(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four workers on two cores compute twice as long as two, and exchange one bucket of 45,400 bytes in a ring."""
+    """Four workers on two cores compute twice as long as two, and exchange one bucket of 45,400 bytes in a ring of Gloo."""
     started: list[list[str]] = []
 
     def left(words: Sequence[str], place: Path, who: str) -> None:
@@ -152,6 +155,8 @@ def test_the_table_follows_from_what_the_short_trainings_left(
         link = [(size, 2e-3 + 1e-8 * size) for size in (1024, 65_536, 1 << 20)]
         place.mkdir(parents=True)
         found = alone if "launch.nproc=1" in words else {**parts, "link": link}
+        if "strategy.comm_hook=powersgd" in words:
+            found["step"] += 0.15
         (place / "probe.json").write_text(json.dumps(found))
 
     monkeypatch.setattr(advise, "start", left)
@@ -159,13 +164,20 @@ def test_the_table_follows_from_what_the_short_trainings_left(
     four = ("launch.nproc=4", "plan=true", "strategy.bucket_cap_mb=2")
     code, out, error = run("+recipe=digits_lenet", "execution.threads=1", "strategy=advise", *four)
     assert code == 0, error
-    exposed = 6 * (1e-3 + 45_400 / 4 * 1e-8 * 2)  # the bytes are copied by half of the cores
+    piece = 45_400 / 8 * 1e-8 * 2  # s; the bytes are copied by half of the cores
+    exposed = 2 * (1e-3 + 2 * piece + 2 * (1e-3 + piece))
     shown = table(out)
     assert shown["collective"][:3] == [f"{(0.6 + exposed) * 1e3:.1f} ms", "600.0 ms", f"{exposed * 1e3:.1f} ms"]
     assert shown["local_sgd k=4"][2] == f"{exposed / 4 * 1e3:.1f} ms"
     assert shown["sharded optimizer"][1] == "525.0 ms"  # a quarter of the update of 0.1 s
     assert shown["sharded parameters"] == ["refused: a training failed: some worker left out a parameter"]
-    assert [words.count("strategy.bucket_cap_mb=2") for words in started] == [0, 0, 1, 0]
+    powersgd = [float(time.removesuffix(" ms")) for time in shown["powersgd"][:3]]
+    # what it computed beside the exchange of two workers, 4 alpha less, takes twice as long on half of the cores
+    assert powersgd[1] == 600.0 and abs(powersgd[2] - 2 * 150) < 8 and powersgd[0] > 890
+    kept = [words.count("strategy.bucket_cap_mb=2") for words in started]
+    assert kept == [0, 0, 1, 0, 1, 1, 1], "what a strategy has not is left out"
+    assert ["strategy.powersgd.start_step=2" in words for words in started] == [False] * 5 + [True, False]
+    assert "strategy.dgc.rampup_step=1" in started[-1], "compression begins at once"
     assert "measured here: an update of one worker 100.0 ms, of two that exchange nothing 300.0 ms" in out
 
 
@@ -193,7 +205,7 @@ def test_auto_trains_with_what_it_chose_as_if_it_were_typed_and_a_resumed_run_ke
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000004")  # as if it had been killed before
     again = trainer(*command, "max_steps=4", "checkpoint.every_steps=2", "resume=auto", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert "measuring" not in again.stdout and set(chosen) <= set(overrides(tmp_path / "run"))
+    assert "short training" not in again.stdout and set(chosen) <= set(overrides(tmp_path / "run"))
     assert "resume" in again.stdout and "differences" not in again.stdout
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
 
@@ -201,9 +213,9 @@ def test_auto_trains_with_what_it_chose_as_if_it_were_typed_and_a_resumed_run_ke
 def test_auto_measures_nothing_for_one_worker_and_in_a_plan(tmp_path: Path) -> None:
     one = trainer(*DIGITS, "strategy=auto", "max_steps=2", "tracking=none", "hydra.run.dir=run", cwd=tmp_path)
     assert one.returncode == 0, one.stderr
-    assert "measuring" not in one.stdout and "strategy=single" in overrides(tmp_path / "run")
+    assert "short training" not in one.stdout and "strategy=single" in overrides(tmp_path / "run")
     plan = trainer(*DIGITS, "strategy=auto", "launch.nproc=2", "plan=true", cwd=tmp_path)
-    assert plan.returncode == 0 and "collective" in plan.stdout and "measuring" not in plan.stdout
+    assert plan.returncode == 0 and "collective" in plan.stdout and "short training" not in plan.stdout
 
 
 @pytest.mark.all

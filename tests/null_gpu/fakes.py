@@ -78,10 +78,9 @@ class _FirstBuckets:
         return (lambda: False) if name == "_rebuild_buckets" else getattr(self.reducer, name)
 
 
-def _register(ddp: Any, options: Any, updater: Any) -> Any:
-    memory = comm_hooks.register(ddp, options, updater)
-    ways = options.reduce_group or options.comm_streams > 1
-    in_buckets(ddp, "routes" if ways else options.comm_hook)
+def _register(ddp: Any, options: Any, updater: Any, routes: Any) -> Any:
+    memory = comm_hooks.register(ddp, options, updater, routes)
+    in_buckets(ddp, options.comm_hook if routes is None else "routes")
     return memory
 
 

@@ -31,7 +31,43 @@ def test_a_ring_takes_as_long_as_its_messages(workers: int, alpha: float, beta: 
     link = Link(alpha, beta)
     ring = Ring(workers, link)
     assert math.isclose(ring.all_reduce(size), rounds(workers, link, size, 2 * (workers - 1)), abs_tol=1e-12)
-    assert math.isclose(ring.pieces(size), rounds(workers, link, size, workers - 1), abs_tol=1e-12)
+    assert math.isclose(ring.gather(size), rounds(workers, link, size, workers - 1), abs_tol=1e-12)
+    assert ring.scatter(size) == ring.gather(size)
+
+
+def asked_for(latency: float, beta: float, piece: float, number: int) -> float:
+    """The time of so many pieces, each asked for over a link of that latency when the last but one has arrived."""
+    arrived: list[float] = []
+    free = 0.0
+    for n in range(number):
+        asked = arrived[n - 2] if n >= 2 else 0.0
+        free = max(asked + latency, free) + beta * piece
+        arrived.append(free + latency)
+    return arrived[-1]
+
+
+@given(st.integers(2, 9), st.floats(0, 0.1), st.floats(1e-11, 1e-6), st.floats(1, 3e8))
+def test_an_all_reduce_of_gloo_takes_as_long_as_its_pieces(
+    workers: int, latency: float, beta: float, size: float
+) -> None:
+    ring = Ring(workers, Link.declared(8e-9 / beta, latency * 1e3, gloo=True))
+    each = max(2, math.ceil(size / workers / 2**20))
+    number = (workers - 1) * each
+    half = asked_for(latency, beta, size / workers / each, number)
+    found = ring.all_reduce(size) / 2
+    assert found <= half * (1 + 1e-9) + 1e-9 and half - found <= latency + beta * 2**20
+    if number % 2 == 0:
+        assert math.isclose(found, half, rel_tol=1e-6, abs_tol=1e-9)
+    assert ring.scatter(size) == ring.all_reduce(size) and ring.scattered == 2 * ring.part
+
+
+def test_streams_share_the_bandwidth_and_not_the_latency() -> None:
+    far, buckets = Ring(2, Link.declared(1, 50, gloo=True)), [25 * 2.0**20] * 4
+    alone, beside = (cost.averaged_gradients(WORK, far, buckets, streams) for streams in (1, 4))
+    assert alone.exposed > 3 * beside.exposed and alone.sent == beside.sent
+    near = Ring(2, Link.declared(1, 0, gloo=True))
+    alone, beside = (cost.averaged_gradients(WORK, near, buckets, streams) for streams in (1, 4))
+    assert alone.exposed == pytest.approx(beside.exposed)
 
 
 @given(SIZES, SECONDS)

@@ -93,7 +93,8 @@ def show(advice: Advice, config: DictConfig, best: str) -> None:
     _say_of_machine(out, advice, further)
     if advice.case.tables:
         out.print("rows of sparse tables are not counted")
-    out.print("what compressing and rounding compute is not counted")
+    if any(row.cost is not None and not row.exact for row in advice.rows):
+        out.print("not counted: what rounding computes to 8 bits, and to 16 with shards")
     if not config.launch.servers:
         out.print("parameter servers are compared with launch.servers=1")
     for said in filter(None, [advice.ready.plan.remarks.concern, *concerns(advice.rows, advice.limit)]):

@@ -1,19 +1,20 @@
 """strategy=advise and a typed strategy=auto: short trainings with one and two workers, and what strategies would cost.
 
-Four trainings are measured, each a command of its own: one worker; two workers that exchange nothing, and then the
-link between them; two workers with strategy=collective and with strategy=sharded, which tell what the exchange and the
-blocks take of the cores.
+Each measured training is a command of its own: one worker; two workers that exchange nothing, and then the link between
+them; two workers with strategy=collective, which tell what the exchange takes of the cores; and two with each kind of
+strategy that computes something of its own.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,7 +150,7 @@ def resolved(asked: Asked) -> tuple[list[str], Advice | None, str]:
     if (plain := _plain(asked)) is None:
         return with_candidate(asked.overrides, Candidate("single", ("strategy=single",))), None, "one worker"
     with _folder(None) as place:
-        advice = _measured(asked, plain, place)
+        advice = _measured(asked, plain, place, equal_only=True)
     best = advice.best
     if best is None or best.cost is None:
         refused = next((row.refused for row in advice.rows if row.refused), "none fits into memory")
@@ -230,25 +231,27 @@ def _plain(asked: Asked) -> Ready | None:
     return plain
 
 
-def _measured(asked: Asked, plain: Ready, place: Path) -> Advice:
+def _measured(asked: Asked, plain: Ready, place: Path, equal_only: bool = False) -> Advice:
     """Measure short trainings, and what the candidates' costs are by them."""
     from trainer.job import advice, memory_rows
-    from trainer.terminal.screen import say
 
     case, config, workers = advice.Case.of(plain), asked.config, plain.plan.topology.workers
-    if config.verbosity != "quiet":
-        say("measuring short trainings with one worker and with two")
-    machine, failed = _machine(asked, plain, case, place)
+    compared = [
+        (one, asked.planned(one))
+        for one in advice.CANDIDATES
+        if (config.launch.servers or not one.served) and not (equal_only and one.changes)
+    ]
+    able = {
+        one: ready for one, ready in compared if not isinstance(ready, UserError) and not ready.checked.lacks.errors
+    }
+    machine, failed = _machine(asked, plain, case, place, able)
     free = _limit(plain, min(workers, machine.per_host))
     batch, group, rows = memory_rows.of_a_batch(plain), machine.group(workers), []
-    for candidate in advice.CANDIDATES:
-        if candidate.served and not config.launch.servers:
-            continue
-        ready = asked.planned(candidate)
+    for candidate, ready in compared:
         if isinstance(ready, UserError):
             rows.append(advice.Row(candidate, refused=advice.in_words(ready)))
-        elif failed and advice.is_cut(ready.checked.config.strategy):
-            rows.append(advice.Row(candidate, refused=failed))
+        elif candidate in able and (why := failed.get(advice.kind_of(ready.checked.config.strategy))):
+            rows.append(advice.Row(candidate, refused=why))
         else:
             rows.append(advice.row(candidate, ready, case, group, batch, free))
     return Advice(advice.ordered(rows), machine, case, plain, free)
@@ -265,47 +268,70 @@ def _limit(ready: Ready, here: int) -> float:
     return MEMORY_SHARE * memory.free() / here
 
 
-def _machine(asked: Asked, ready: Ready, case: Case, place: Path) -> tuple[Machine, str]:
-    """Measure this machine with the run's model and batch; also returns why the sharded training failed, or ''."""
+def _machine(
+    asked: Asked, ready: Ready, case: Case, place: Path, able: Mapping[Candidate, Ready]
+) -> tuple[Machine, dict[str, str]]:
+    """Measure this machine with the run's model and batch.
+
+    Args:
+        able: candidates that are not refused, with their plans.
+
+    Returns:
+        The machine, and why trainings of some kinds of strategies failed.
+    """
     from trainer.host import hardware
     from trainer.job import advice
+    from trainer.terminal.screen import say
 
     cuda, keys, plan = ready.checked.device == "cuda", asked.config.advise, ready.plan
     per_host = keys.per_host or plan.topology.workers
-    declared = Link.declared(keys.gbit, keys.latency_ms) if keys.gbit or keys.latency_ms is not None else None
+    declared = (
+        Link.declared(keys.gbit, keys.latency_ms, gloo=not cuda) if keys.gbit or keys.latency_ms is not None else None
+    )
     base = _short_words(asked, ready)
+    halved = bool(keys.workers) and ready.checked.config.data.global_batch_size is not None and plan.batches.size > 1
+    own = {kind: one for kind, one in advice.OWN_WORK.items() if one in able}
+    number, total = itertools.count(1), 3 + halved + len(own)
 
-    def probe(name: str, *words: str, link: bool = False, size: int = plan.batches.size) -> Probed:
-        skipped, marks = keys.updates // 3, str(not asked.config.compile).lower()
-        call = f"callbacks=[{{_target_:{PROBE},skipped:{skipped},link:{str(link).lower()},marks:{marks}}}]"
+    def probe(what: str, *words: str, link: bool = False, size: int = plan.batches.size) -> Probed:
+        if asked.config.verbosity != "quiet":
+            say(f"short training {next(number)} of {total}: {what}")
+        folder, marks = place / what.replace(", ", "-").replace(" ", "-"), str(not asked.config.compile).lower()
+        call = f"callbacks=[{{_target_:{PROBE},skipped:{keys.updates // 3},link:{str(link).lower()},marks:{marks}}}]"
         sizes = [f"data.batch_size={size}", "data.global_batch_size=null"]
-        start([*asked.flags, *base, *sizes, call, *words], place / name, ADVISE)
-        return Probed(**json.loads((place / name / PROBE_FILE).read_text()))
+        start([*asked.flags, *base, *sizes, call, *words], folder, ADVISE)
+        return Probed(**json.loads((folder / PROBE_FILE).read_text()))
 
-    alone = probe("one", "launch.nproc=1", "strategy=single")
-    beside = probe("two-apart", "launch.nproc=2", *APART, link=True)
-    together = probe("two", "launch.nproc=2", *_of_strategy(asked, advice.CANDIDATES[0]))
-    cut, failed = Probed(), ""
-    try:
-        cut = probe("two-sharded", "launch.nproc=2", *_of_strategy(asked, advice.SHARDED))
-    except (UserError, RunFailed) as error:
-        failed = str(error).partition(f"{ADVISE}: ")[2]  # what is refused, the planner says itself
+    alone = probe("one worker", "launch.nproc=1", "strategy=single")
+    beside = probe("two workers, no exchange", "launch.nproc=2", *APART, link=True)
+    together = probe("two workers, collective", "launch.nproc=2", *of_strategy(asked, advice.CANDIDATES[0]))
+    others, failed = [], {}
+    for kind, candidate in own.items():
+        try:
+            took = probe(f"two workers, {candidate.name}", "launch.nproc=2", *of_strategy(asked, candidate)).step
+            others.append((able[candidate].checked.config.strategy, took))
+        except (UserError, RunFailed) as error:
+            failed[kind] = str(error).partition(f"{ADVISE}: ")[2]  # what is refused, the planner says itself
     passes = None
     size = plan.batches.size
-    if keys.workers and ready.checked.config.data.global_batch_size is not None and size > 1:
-        half = probe("one-half", "launch.nproc=1", "strategy=single", size=size // 2)
+    if halved:
+        half = probe("one worker, half a batch", "launch.nproc=1", "strategy=single", size=size // 2)
         passes = (float(size // 2), half.passes), (float(size), alone.passes)
     threads = asked.config.execution.threads
-    number = 0 if cuda else hardware.cores()
-    cores = Cores(number, threads if isinstance(threads, int) else 0, alone.work, beside.work)
-    link = cost.fitted(beside.link)
+    cores = Cores(0 if cuda else hardware.cores(), threads if isinstance(threads, int) else 0, alone.work, beside.work)
+    link = replace(cost.fitted(beside.link), gloo=not cuda)
     machine = Machine(cores, link, per_host, declared, passes=passes, batch=float(size))
-    return advice.calibrated(machine, case, together.step, cut.step), failed
+    return advice.calibrated(machine, case, together.step, others), failed
 
 
-def _of_strategy(asked: Asked, candidate: Candidate) -> list[str]:
-    """The overrides of the strategy with a candidate."""
-    return [o for o in with_candidate(asked.overrides, candidate) if key_of(o).partition(".")[0] == "strategy"]
+def of_strategy(asked: Asked, candidate: Candidate) -> list[str]:
+    """The overrides of the strategy with a candidate, whose compression begins at once."""
+    from trainer.job.advice import AT_ONCE
+
+    hook = next((w.partition("comm_hook=")[2] for w in candidate.words if "comm_hook=" in w), "")
+    early = [word for word in AT_ONCE if hook and word.startswith(f"strategy.{hook}.")]
+    typed = [o for o in with_candidate(asked.overrides, candidate) if key_of(o).partition(".")[0] == "strategy"]
+    return [*(o for o in typed if key_of(o) not in {key_of(word) for word in early}), *early]
 
 
 def _short_words(asked: Asked, ready: Ready) -> list[str]:

@@ -43,6 +43,7 @@ _DILOCO = ("strategy.exchange=int8", "strategy.outer.lr=0.7", "strategy.outer.mo
 
 CANDIDATES = (
     Candidate("collective", ("strategy=collective",)),
+    Candidate("comm_streams=4", ("strategy=collective", "strategy.comm_streams=4")),
     Candidate("sharded optimizer", ("strategy=sharded", "strategy.shard=optimizer")),
     Candidate("sharded gradients", ("strategy=sharded", "strategy.shard=gradients")),
     Candidate("sharded parameters", ("strategy=sharded", "strategy.shard=parameters")),
@@ -61,7 +62,11 @@ CANDIDATES = (
 )
 """In the order in which equally fast ones are listed."""
 
-SHARDED = CANDIDATES[3]
+NAMED = {candidate.name: candidate for candidate in CANDIDATES}
+OWN_WORK = {"sharded": NAMED["sharded parameters"], **{hook: NAMED[hook] for hook in ("bf16", "powersgd", "dgc")}}
+"""Kinds of strategies that compute something of their own, and the candidate that is trained to measure it."""
+AT_ONCE = ("strategy.powersgd.start_step=2", "strategy.dgc.rampup_begin_step=0", "strategy.dgc.rampup_step=1")
+"""Overrides by which compression begins at once, so that a short training has it."""
 
 NO_CANDIDATES = {
     "strategy=single": "with one worker there is no choice",
@@ -73,7 +78,6 @@ NO_CANDIDATES = {
     "strategy.reduce_dtype=fp16": "needs precision=fp16, and costs what bf16 costs",
     "strategy.gradient_scale=sum": "another factor on the same exchange",
     "strategy.reduce_group": "pays where hosts are linked worse than their workers, and one link is measured",
-    "strategy.comm_streams": "pays where a bucket leaves a part of the link unused, which is not measured",
 }
 """Options that are not compared, and why."""
 TIE = 0.05
@@ -122,25 +126,33 @@ def _equal_buckets(size: float) -> tuple[float, ...]:
 
 def cost_of(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
     """What an update of the group costs with these options of a strategy."""
-    return _exchange(options, case, group).with_cores(group.gamma, group.blocks if is_cut(options) else 0.0)
+    return _exchange(options, case, group).with_cores(group.gamma, group.own.get(kind_of(options), 0.0))
 
 
-def is_cut(options: schema.StrategyConfig) -> bool:
-    """Whether each worker holds shards of the parameters."""
-    return isinstance(options, schema.ShardedStrategy) and not options.whole_model
+def kind_of(options: schema.StrategyConfig) -> str:
+    """The key in ``OWN_WORK`` of such a strategy, or ""."""
+    if isinstance(options, schema.ShardedStrategy):
+        return "" if options.whole_model else "sharded"
+    if isinstance(options, schema.CollectiveStrategy) and options.comm_hook != "none":
+        return "bf16" if options.comm_hook == "fp16" else options.comm_hook
+    return ""
 
 
-def calibrated(machine: Machine, case: Case, averaging: float, sharding: float) -> Machine:
+def calibrated(
+    machine: Machine, case: Case, averaging: float, others: Sequence[tuple[schema.StrategyConfig, float]]
+) -> Machine:
     """The machine with what two workers were measured to need beside what the link explains.
 
     Args:
-        averaging, sharding: seconds of an update with strategy=collective, and with strategy=sharded.
+        averaging: seconds of an update with strategy=collective. others: options of strategies with own work, and
+        seconds of an update.
     """
     two = replace(machine, per_host=2)
     plain = cost_of(schema.CollectiveStrategy(), case, two.group(2))
-    two = replace(two, gamma=max(0.0, averaging - plain.step) / max(1.0, plain.sent))
-    cut = cost_of(schema.ShardedStrategy(), case, two.group(2))
-    return replace(machine, gamma=two.gamma, blocks=max(0.0, sharding - cut.step) if sharding else 0.0)
+    gamma = max(0.0, averaging - plain.step) / max(1.0, plain.sent)
+    group = replace(two, gamma=gamma).group(2)
+    own = {kind_of(options): max(0.0, took - cost_of(options, case, group).step) for options, took in others}
+    return replace(machine, gamma=gamma, own=own)
 
 
 def _exchange(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
@@ -168,7 +180,7 @@ def _exchange(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
         whole = cost.averaged_gradients(work, ring, [size - sum(large) * case.each or 1.0])
         return Cost(work.total, sent.exposed + whole.exposed, sent.sent + whole.sent)
     share = 2 / case.each if options.comm_hook in ("bf16", "fp16") else 1.0
-    return cost.averaged_gradients(work, ring, [bucket * share for bucket in case.buckets])
+    return cost.averaged_gradients(work, ring, [bucket * share for bucket in case.buckets], options.comm_streams)
 
 
 def _sharded(options: schema.ShardedStrategy, case: Case, group: Group) -> Cost:

@@ -6,19 +6,26 @@ The parts, and where they come from:
   cores that compute, ``gamma`` seconds for each byte that a worker sends: the third number of Thakur et al., 2005.
 - **Ring.** Of ``n`` workers each sends and receives ``n - 1`` pieces of ``S / n`` bytes to reduce, and as many to
   gather (Thakur, Rabenseifner and Gropp, 2005). Its slowest link decides: a ring over hosts goes at their link.
+- **Gloo.** It asks for a message and then gets it: a message costs the latency twice. An all-reduce has pieces of at
+  most 1 MiB, of which two are under way (gloo/allreduce.cc), so that a long link is idle for most of the time. Its
+  reduce-scatter is an all-reduce, of which a worker keeps its part.
 - **Overlap.** DDP reduces a bucket when the backward has all its gradients, one after another (Li et al., VLDB 2020).
   What is left when the backward has ended is *exposed*: the update waits for it.
 - **Shards.** ZeRO-1 reduces gradients and sends updated parameters, 3 S (n-1)/n bytes; ZeRO-2 gathers parameters once
   and scatters gradients, 2 S (n-1)/n; ZeRO-3 gathers twice, 3 S (n-1)/n (Rajbhandari et al., 2020).
 - **Servers.** Each worker pushes S and pulls S. A server's link carries the share of all workers.
 - **Cores.** Workers of one host share its cores: a worker alone was measured, and two that exchange nothing.
+- **Own work.** What compressing, or gathering of blocks, computes was measured with two workers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+GLOO_PIECE = 2.0**20
+"""Bytes of the largest piece of Gloo's all-reduce."""
 HIDDEN = 0.05
 """Share of an update below which exchanging less cannot pay."""
 
@@ -48,19 +55,22 @@ class Work:
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two workers: ``alpha`` seconds for a message, ``beta`` seconds for each byte."""
+    """A link between two workers: ``alpha`` seconds for a message, ``beta`` seconds for each byte. ``gloo``: Gloo uses
+    it, else NCCL."""
 
     alpha: float
     beta: float
+    gloo: bool = False
 
     def or_slower(self, other: Link) -> Link:
         """The slower of two links, in latency and in bandwidth."""
-        return Link(max(self.alpha, other.alpha), max(self.beta, other.beta))
+        return Link(max(self.alpha, other.alpha), max(self.beta, other.beta), self.gloo or other.gloo)
 
     @staticmethod
-    def declared(gbit: float | None, latency_ms: float | None) -> Link:
-        """A link of so many Gbit/s and so many milliseconds."""
-        return Link((latency_ms or 0.0) / 1e3, 0.0 if gbit is None else 8 / (gbit * 1e9))
+    def declared(gbit: float | None, latency_ms: float | None, gloo: bool = False) -> Link:
+        """A link of so many Gbit/s, and so many milliseconds each way."""
+        ways = 2 if gloo else 1
+        return Link(ways * (latency_ms or 0.0) / 1e3, 0.0 if gbit is None else 8 / (gbit * 1e9), gloo)
 
 
 def fitted(samples: Sequence[tuple[int, float]]) -> Link:
@@ -116,15 +126,15 @@ class Group:
     """Workers of a training: what each computes, and how they are linked.
 
     Attributes:
-        size: workers. work: of each. link: the slowest of a ring. gamma: seconds of cores for each byte sent. blocks:
-        seconds of cores that gathering and dropping blocks of parameters takes beside that.
+        size: workers. work: of each. link: the slowest of a ring. gamma: seconds of cores for each byte sent. own: what
+        strategies compute beside that, as they were measured: seconds of an update by kind.
     """
 
     size: int
     work: Work
     link: Link
     gamma: float = 0.0
-    blocks: float = 0.0
+    own: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ring(self) -> Ring:
@@ -138,7 +148,7 @@ class Machine:
 
     Attributes:
         link: between two workers of a host. between: of hosts, as declared; None: as within a host. per_host: workers
-        of each host. gamma, blocks: see :class:`Group`. passes: batch size and seconds of the passes of a worker alone,
+        of each host. gamma, own: see :class:`Group`. passes: batch size and seconds of the passes of a worker alone,
         of two sizes; None: the batch of a worker is fixed. batch: of the measured workers.
     """
 
@@ -147,7 +157,7 @@ class Machine:
     per_host: int
     between: Link | None = None
     gamma: float = 0.0
-    blocks: float = 0.0
+    own: Mapping[str, float] = field(default_factory=dict)
     passes: tuple[tuple[float, float], tuple[float, float]] | None = None
     batch: float = 0.0
 
@@ -157,10 +167,13 @@ class Machine:
         work, busy = self.cores.work(here), self.cores.slowdown(here)
         if batch and self.passes:
             work = work.with_batch(line(*self.passes, batch) / line(*self.passes, self.batch))
-        link = Link(self.link.alpha, self.link.beta * busy)  # between processes of a host bytes are copied by its cores
+        link = replace(
+            self.link, beta=self.link.beta * busy
+        )  # between processes of a host bytes are copied by its cores
         if size > here and self.between is not None:
             link = link.or_slower(self.between)
-        return Group(size, work, link, self.gamma * busy, self.blocks * busy)
+        own = {kind: seconds * busy for kind, seconds in self.own.items()}
+        return Group(size, work, link, self.gamma * busy, own)
 
 
 @dataclass(frozen=True)
@@ -170,13 +183,24 @@ class Ring:
     size: int
     link: Link
 
-    def pieces(self, size: float) -> float:
-        """Seconds of a reduce-scatter or an all-gather of so many bytes."""
+    def gather(self, size: float) -> float:
+        """Seconds of an all-gather of so many bytes."""
         return (self.size - 1) * (self.link.alpha + size / self.size * self.link.beta)
 
-    def all_reduce(self, size: float) -> float:
-        """Seconds of an all-reduce of so many bytes."""
-        return 2 * self.pieces(size)
+    def scatter(self, size: float) -> float:
+        """Seconds of a reduce-scatter of so many bytes."""
+        return self.all_reduce(size) if self.link.gloo else self.gather(size)
+
+    def all_reduce(self, size: float, streams: int = 1) -> float:
+        """Seconds of an all-reduce of so many bytes, where so many go side by side and share the bandwidth."""
+        seconds = 2 * (self._in_pieces(size) if self.link.gloo else self.gather(size))
+        return max(seconds / streams, 2 * self.part * size * self.link.beta)
+
+    def _in_pieces(self, size: float) -> float:
+        """Seconds of a half of Gloo's all-reduce. A piece is asked for when the last but one has arrived."""
+        of_a_worker = max(2, math.ceil(size / GLOO_PIECE / self.size))
+        pairs, seconds = (self.size - 1) * of_a_worker / 2, size / self.size / of_a_worker * self.link.beta
+        return self.link.alpha + 2 * seconds + (pairs - 1) * max(2 * seconds, self.link.alpha + seconds)
 
     def everyone(self, size: float) -> float:
         """Seconds where each worker sends so many bytes to all others."""
@@ -184,8 +208,13 @@ class Ring:
 
     @property
     def part(self) -> float:
-        """Share of its bytes that a worker sends in a reduce-scatter or an all-gather."""
+        """Share of its bytes that a worker sends in an all-gather."""
         return (self.size - 1) / self.size
+
+    @property
+    def scattered(self) -> float:
+        """Share of its bytes that a worker sends in a reduce-scatter."""
+        return 2 * self.part if self.link.gloo else self.part
 
 
 @dataclass(frozen=True)
@@ -229,9 +258,9 @@ def overlapped(seconds: Sequence[float], sizes: Sequence[float], backward: float
     return max(0.0, free - backward)
 
 
-def averaged_gradients(work: Work, ring: Ring, buckets: Sequence[float]) -> Cost:
-    """DDP: gradients of these bytes, in buckets, are averaged while the backward goes on."""
-    left = overlapped([ring.all_reduce(size) for size in buckets], buckets, work.backward)
+def averaged_gradients(work: Work, ring: Ring, buckets: Sequence[float], streams: int = 1) -> Cost:
+    """DDP: gradients of these bytes, in buckets, are averaged while the backward goes on, so many side by side."""
+    left = overlapped([ring.all_reduce(size, min(streams, len(buckets))) for size in buckets], buckets, work.backward)
     return Cost(work.total, left, 2 * ring.part * sum(buckets))
 
 
@@ -245,7 +274,7 @@ def sharded_optimizer(work: Work, ring: Ring, buckets: Sequence[float], paramete
     """ZeRO-1: gradients as DDP, each worker updates its part, and sends these parameters (bytes) to the others."""
     gradients = averaged_gradients(work, ring, buckets)
     computation = work.total - work.update * ring.part
-    return Cost(computation, gradients.exposed + ring.pieces(parameters), gradients.sent + ring.part * parameters)
+    return Cost(computation, gradients.exposed + ring.gather(parameters), gradients.sent + ring.part * parameters)
 
 
 def sharded(work: Work, ring: Ring, blocks: Sequence[float], reduced: Sequence[float], gathers: int) -> Cost:
@@ -253,11 +282,11 @@ def sharded(work: Work, ring: Ring, blocks: Sequence[float], reduced: Sequence[f
 
     A block is gathered while the one before computes, and its gradients are scattered while the next one does.
     """
-    gathered, scattered = [ring.pieces(size) for size in blocks], [ring.pieces(size) for size in reduced]
+    gathered, scattered = [ring.gather(size) for size in blocks], [ring.scatter(size) for size in reduced]
     again = gathered if gathers > 1 else [0.0] * len(blocks)
     forward = _waits(gathered, [0.0] * len(blocks), blocks, work.forward)
     backward = _waits(again[::-1], scattered[::-1], blocks[::-1], work.backward)
-    sent = ring.part * (gathers * sum(blocks) + sum(reduced))
+    sent = ring.part * gathers * sum(blocks) + ring.scattered * sum(reduced)
     return Cost(work.total - work.update * ring.part, forward + backward, sent)
 
 

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.config.schema import CollectiveStrategy
 from trainer.optim.updater import Updater
 from trainer.strategies.dgc import Dgc, sparse_exchange
+from trainer.strategies.routes import Routes, by_its_way
 
 Layout = dict[int, list[tuple[int, int]]]
 """For each bucket, (number, elements) of its parameters."""
@@ -105,8 +106,16 @@ def _low_rank(state: PowerSgd, bucket: dist.GradBucket) -> Exchanged:
     return exchanged
 
 
-def register(ddp: DistributedDataParallel, options: CollectiveStrategy, updater: Updater) -> PowerSgd | Dgc | None:
-    """Register the hook of ``strategy.comm_hook`` with DDP; returns the state of PowerSGD or DGC, or None."""
+def register(
+    ddp: DistributedDataParallel, options: CollectiveStrategy, updater: Updater, routes: Routes | None = None
+) -> PowerSgd | Dgc | None:
+    """Register the hook of ``strategy.comm_hook`` or of these ways with DDP.
+
+    Returns:
+        The state of PowerSGD or DGC, or None.
+    """
+    if routes is not None:
+        ddp.register_comm_hook(routes, by_its_way)
     if options.comm_hook in HALVES:
         ddp.register_comm_hook(None, HALVES[options.comm_hook])
     if options.comm_hook == "dgc":

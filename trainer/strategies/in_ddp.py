@@ -14,7 +14,7 @@ from trainer.config.schema import CollectiveStrategy
 from trainer.errors import RunFailed
 from trainer.strategies.comm_hooks import PowerSgd, register
 from trainer.strategies.in_group import InGroup
-from trainer.strategies.routes import Routes, by_its_way
+from trainer.strategies.routes import Routes
 
 
 class InDdp(InGroup):
@@ -39,11 +39,10 @@ class InDdp(InGroup):
                 gradient_as_bucket_view=options.gradient_as_bucket_view,
                 static_graph=options.static_graph,
             )
-        self.memory = register(self.ddp, options, self.updater)
         if options.reduce_group or options.comm_streams > 1:
             with self.group.naming_the_missing("the start of the groups"):
                 self.routes = Routes(self.group, options.comm_streams, options.reduce_group)
-            self.ddp.register_comm_hook(self.routes, by_its_way)
+        self.memory = register(self.ddp, options, self.updater, self.routes)
         return self.ddp
 
     def weight(self, denominator: float) -> float | torch.Tensor:

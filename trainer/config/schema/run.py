@@ -372,7 +372,10 @@ class AdviseConfig:
         None, "bandwidth of the link between hosts in Gbit/s (null: as measured here)", gt=0, le=1_000_000
     )
     latency_ms: Optional[float] = key(
-        None, "latency of a message between hosts in milliseconds (null: as measured here)", ge=0, le=LONGEST_S
+        None,
+        "latency between hosts in milliseconds each way, half of what ping says (null: as measured here)",
+        ge=0,
+        le=LONGEST_S,
     )
 
 
