@@ -1,6 +1,6 @@
 # make demo: install into .venv and run the main job small (ARGS="epochs=2": for two epochs).   make test: install what is missing and run the tests.
 # make simulation, make kills: many runs of the simulated parameter server, and many kills of real processes.
-# make test-all: all that .ci/run runs of them: every case, where make test runs one of each promise.
+# make test-all: every case, where make test runs the short ones. Of the others .ci/run runs a fourth in turn.
 # make test-gpu: what only a GPU shows; skipped on a machine without.
 # make test-long: the tests marked "long" (sweeps over all models, large counts), which make test leaves out.
 PYTHON ?= $(shell for p in python3.11 python3; do $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)

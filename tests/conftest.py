@@ -88,15 +88,23 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[zygote.PLACE] = forks.place
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--turn 2/4``: of the tests that ``make test`` leaves out, one fourth, another one for each turn from 0 to 3."""
+    parser.addoption("--turn", default="0/1", help="K/N: of the tests marked all, the part K of N")
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the cases that ``make test`` leaves out; the longest begin first, see ``tests/scheduling.py``."""
     seen: set[str] = set()
     for item in items:
         function = item.nodeid.partition("[")[0]
         if scheduling.starts_processes(item.nodeid) and not LEFT_OUT & {*item.keywords}:
             item.add_marker("all") if function in seen else seen.add(function)
-    items.sort(key=lambda item: scheduling.place(item.nodeid))
+    turn, turns = map(int, config.getoption("--turn").split("/"))
+    left = [item for item in items if "all" in item.keywords and scheduling.turn(item.nodeid, turns) != turn]
+    config.hook.pytest_deselected(items=left)
+    items[:] = sorted((item for item in items if item not in {*left}), key=lambda item: scheduling.place(item.nodeid))
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ processes end together.
 from __future__ import annotations
 
 import re
+import zlib
 from typing import Any
 
 from xdist.scheduler import LoadScopeScheduling
@@ -40,6 +41,12 @@ PROCESSES = (
     "worker",
     "tracking",
     "job",
+    "sweep",
+    "service",
+    "tasks",
+    "models",
+    "optim",
+    "null_gpu",
 )
 """Folders whose tests take long, most of them because they start processes; those with the longest tests begin first.
 Of a parametrized test there ``make test`` runs the first case alone, and ``make test-all`` runs all."""
@@ -48,6 +55,11 @@ Of a parametrized test there ``make test`` runs the first case alone, and ``make
 def starts_processes(nodeid: str) -> bool:
     """Whether the test is in one of those folders."""
     return _folder(nodeid) in PROCESSES
+
+
+def turn(nodeid: str, turns: int) -> int:
+    """In which of so many turns a test runs that is left out in the others; those of a group are in one."""
+    return zlib.crc32(group(nodeid).encode()) % turns
 
 
 def group(nodeid: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.runs import ROOT
-from tests.scheduling import APART, group, place
+from tests.scheduling import APART, group, place, turn
 
 FILE = """
 import os, pathlib, pytest
@@ -73,6 +73,13 @@ def test_launches_of_a_long_file_are_apart_and_those_that_start_processes_are_fi
     ]
     assert group("tests/null_gpu/test_gate.py::test_a[fp16]") == group("tests/null_gpu/test_updates.py::test_b")
     assert place("tests/strategies/test_conformance.py::test_a") < place("tests/host/test_notes_board.py::test_a")
+
+
+def test_each_test_has_one_turn_which_is_that_of_its_group() -> None:
+    names = [f"tests/{folder}/test_{n}.py::test_a[{n}]" for folder in ("faults", "cli", "null_gpu") for n in range(40)]
+    assert {turn(name, 1) for name in names} == {0}
+    assert {turn(name, 4) for name in names} == {0, 1, 2, 3}
+    assert len({turn(name, 4) for name in names if "null_gpu" in name}) == 1
 
 
 def test_files_that_are_named_are_there() -> None:

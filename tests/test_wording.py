@@ -63,6 +63,7 @@ def test_what_needs_no_quotes_has_none(value: str) -> None:
     assert typed("x", value) == f"x={value}"
 
 
+@pytest.mark.all
 def test_no_text_leaves_the_choice_to_its_reader() -> None:
     for path in Path(trainer.__file__).parent.rglob("*.py"):
         texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]

@@ -235,6 +235,7 @@ def test_each_value_of_an_axis_meets_each_of_every_other_one() -> None:
         assert not missing, (one, other)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in CELLS if name not in QUICK)]
 )

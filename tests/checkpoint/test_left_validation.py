@@ -47,6 +47,7 @@ def run(folder: Path, *command: str, code: int = 0) -> None:
     assert ended.returncode == code, ended.stdout[-1500:] + ended.stderr[-3000:]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.long if case in LONG else ()) for case in CASES])
 def test_left_validation_is_done_by_the_next_life_as_if_nothing_had_happened(case: str, tmp_path: Path) -> None:
     command, who, update = CASES[case]

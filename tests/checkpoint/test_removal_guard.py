@@ -96,6 +96,7 @@ def test_server_that_is_given_the_start_says_so(other: Path, tmp_path: Path) -> 
         play.starts()
 
 
+@pytest.mark.all
 def test_worker_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.run([*DIGITS, "max_steps=2", f"hydra.run.dir={tmp_path}/other"])
     (checkpoint,) = store.found(tmp_path / "other" / "checkpoints")

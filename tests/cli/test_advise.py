@@ -143,7 +143,7 @@ def test_advice_is_a_table_best_first_and_trains_nothing_in_the_end(tmp_path: Pa
 def test_the_table_follows_from_what_the_short_trainings_left(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four workers on two cores compute twice as long as two, and exchange one bucket of 45,400 bytes in a ring of Gloo."""
+    """Four workers on two cores compute twice as long as two, and exchange a bucket of 45,400 bytes in Gloo's ring."""
     started: list[list[str]] = []
 
     def left(words: Sequence[str], place: Path, who: str) -> None:
@@ -186,6 +186,7 @@ def overrides(folder: Path) -> list[str]:
     return [str(one) for one in found]
 
 
+@pytest.mark.all
 def test_auto_trains_with_what_it_chose_as_if_it_were_typed_and_a_resumed_run_keeps_it(tmp_path: Path) -> None:
     command = (*DIGITS, "strategy=auto", "launch.nproc=2", "hydra.run.dir=run", "validation=false", "test=false")
     ended = trainer(*command, "max_steps=4", "checkpoint.every_steps=2", cwd=tmp_path)

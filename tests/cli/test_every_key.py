@@ -94,6 +94,7 @@ def test_a_value_is_taken_or_refused_by_the_name_of_its_key(option: str, compose
 EXTREMES = (10**12, 2**63 - 1, 65536, 1e308, 1e6, 5e-324, 0, 1, "", " ", "\0", "x" * 5000)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("every", [2, pytest.param(1, marks=pytest.mark.long)])
 def test_what_the_ranges_let_through_is_taken_or_refused_in_a_sentence(
     every: int, composed: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

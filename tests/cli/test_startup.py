@@ -43,6 +43,7 @@ ANSWERS = {
 }
 
 
+@pytest.mark.all
 def test_answers_import_nothing_heavy(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WRAPPER, *ANSWERS],

@@ -42,6 +42,7 @@ def test_losses_are_those_of_the_ordinary_path(warm: None, tmp_path: Path, typed
     assert losses(tmp_path / "ram") == losses(tmp_path / "device") != []
 
 
+@pytest.mark.all
 def test_two_workers_and_a_resumed_run_see_the_same_samples(warm: None, tmp_path: Path) -> None:
     """Each worker has the whole set on its device, and the sampler shares out the numbers."""
     typed = [*CIFAR, "launch.nproc=2", "data.batch_size=32", "optimizer=momentum"]

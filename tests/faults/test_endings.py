@@ -26,6 +26,7 @@ LONG = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("how", "nproc"),
     [

@@ -53,6 +53,7 @@ def workers(folder: Path) -> Sequence[Path]:
     return [path for path in folder.glob("run/**/metrics.jsonl") if path.stat().st_size]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("name", "trainings"),
     [

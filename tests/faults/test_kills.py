@@ -90,6 +90,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return run
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("number", "strategy"), kills())
 def test_a_killed_run_ends_as_if_nothing_had_happened(
     number: int, strategy: str, undisturbed: Callable[[str], tuple[Path, float]], tmp_path: Path

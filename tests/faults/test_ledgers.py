@@ -242,6 +242,7 @@ def _lost(run: Path) -> set[int]:
     return {int(rank) for file in run.glob("server.*.json") for rank in read(file)["lost"]}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("seed", [*range(7), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(7, 10))])
 def test_every_batch_stands_once_in_every_ledger(tmp_path: Path, seed: int) -> None:
     more = ["strategy.on_lost_worker=continue"] * (KINDS[seed % len(KINDS)][0] == "sync")

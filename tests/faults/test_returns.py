@@ -136,6 +136,7 @@ def test_every_server_has_the_work_of_an_undisturbed_run_when_a_server_is_killed
         check_curves(run)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("mode", "rank"), [pytest.param("async", 1, marks=pytest.mark.long), ("ssp", 1), ("geo", 1), ("async", 0)]
 )

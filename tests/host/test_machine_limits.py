@@ -90,6 +90,7 @@ def open_to_all() -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.all
 @AS_ROOT
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux is not here")
 def test_run_of_a_user_with_few_processes_names_ulimit(open_to_all: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_container_with_cuda_and_without_nvml_trains_on_its_gpu(cuda: Path, tm
     assert "device         cuda  (auto: NVIDIA H100 80GB HBM3)" in done.stdout
 
 
+@pytest.mark.all
 def test_a_run_under_a_driver_too_old_for_torch_is_on_the_cpu_and_says_why(cuda: Path, tmp_path: Path) -> None:
     done = trained(cuda, tmp_path, "max_steps=2", error="35", driver="11040")  # cudaErrorInsufficientDriver
     assert done.returncode == 0, done.stderr

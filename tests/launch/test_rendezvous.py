@@ -67,6 +67,7 @@ def assert_same_metrics(hosts: Hosts, on_one_host: dict[str, float]) -> None:
         assert result["metrics"][name] == pytest.approx(on_one_host[name], abs=1e-10), name
 
 
+@pytest.mark.all
 def test_same_command_on_each_of_two_hosts_is_one_job_even_if_one_comes_late(
     hosts: Hosts, on_one_host: dict[str, float]
 ) -> None:

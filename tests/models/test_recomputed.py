@@ -76,6 +76,7 @@ def test_gradients_and_statistics_are_the_same_to_the_bit_and_less_is_kept(kind:
     assert less < 0.75 * held
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "more",
     [

@@ -153,6 +153,7 @@ def by_hand(folder: Path, weights: Path, images: np.ndarray) -> np.ndarray:
     return (placed.flatten(1) @ found["layers.1.weight"].T + found["layers.1.bias"] + shift).numpy()
 
 
+@pytest.mark.all
 def test_its_logged_model_needs_neither_the_file_nor_the_class_to_run_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

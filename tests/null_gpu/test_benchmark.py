@@ -16,6 +16,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 needs_null_gpu = pytest.mark.skipif(bool(machine.missing()), reason=f"a null GPU needs {machine.missing()}")
 
 
+@pytest.mark.all
 @needs_null_gpu
 @pytest.mark.parametrize(
     ("part", "rows", "rated"),

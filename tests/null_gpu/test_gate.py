@@ -187,6 +187,7 @@ def test_samples_on_the_gpu_are_cut_mirrored_and_resized_without_a_wait(
     assert cut, "by kernels of the GPU"
 
 
+@pytest.mark.all
 def test_a_longer_model_has_no_more_kernels_besides_its_own(library: Path) -> None:
     """Kernels of averages, checks, metrics and lines are not launched for each tensor."""
     options = [*SQUARES, "data.labels=side", "strategy=single", "on_nonfinite=skip", "ema.decay=0.99"]

@@ -63,6 +63,7 @@ def test_skipping_updates_waits_once_for_each(library: Path) -> None:
     assert waits(found) == {"worker/nonfinite.py": UPDATES}
 
 
+@pytest.mark.all
 def test_optimizer_clipping_and_average_take_as_many_kernels_for_any_model(library: Path) -> None:
     around = ("optim/", "worker/nonfinite.py")
     typed = ("precision=fp16", "strategy.clip_norm=1.0", "ema.decay=0.9", "optimizer=momentum")

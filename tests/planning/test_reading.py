@@ -69,6 +69,7 @@ def test_the_operations_of_resnet50_are_those_of_the_paper(planned: Callable[...
     assert said == "(16 cores - 1) / 1 GPU; they give about 4,500 images/s of the 4,700 that the GPU takes"
 
 
+@pytest.mark.all
 def test_the_plan_warns_of_readers_that_are_too_slow_and_says_what_to_do(planned: Callable[..., Plan]) -> None:
     assert planned("data.cache=none").remarks.concern == "", "95% are enough"
     short = planned("data.cache=none", "data.decode=cpu", cores=8)
@@ -86,6 +87,7 @@ def test_the_plan_warns_of_readers_that_are_too_slow_and_says_what_to_do(planned
     assert shortage(ready("+recipe=digits_lenet").plan.data.facts, "", "auto", 9.0, 9.0) == ""
 
 
+@pytest.mark.all
 def test_auto_decodes_on_the_gpu_where_readers_give_less_than_half(planned: Callable[..., Plan]) -> None:
     for cores, where in ((16, "cpu"), (11, "cpu"), (10, "gpu"), (2, "gpu")):
         for reads in (1.0, 1e6):

@@ -48,6 +48,7 @@ def test_a_retry_of_a_run_that_began_from_a_checkpoint_begins_there_again(tmp_pa
             assert compose.thawed(file, str(tmp_path), "fresh").resume.path == path
 
 
+@pytest.mark.all
 def test_what_is_edited_after_the_submission_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The recipe is edited, then its folder is removed; of a sweep as well. Only the code's change is said."""
     monkeypatch.setenv("TRAINER_HOME", str(tmp_path / "home"))

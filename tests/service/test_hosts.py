@@ -85,6 +85,7 @@ def test_it_is_cancelled_and_makes_room_as_a_whole(
     assert until(queue, runners, run.number, OVER).state == CANCELLED
 
 
+@pytest.mark.all
 def test_two_pairs_of_hosts_do_not_wait_for_each_other(
     queue: Queue, add: Callable[..., int], runners: list[Runner]
 ) -> None:

@@ -63,6 +63,7 @@ def status(url: str, body: object = None, **headers: str) -> int:
         return 0
 
 
+@pytest.mark.all
 def test_one_port_serves_mlflow_and_the_queue_each_with_its_protection(
     server: tuple[subprocess.Popen[bytes], str, str],
 ) -> None:

@@ -66,6 +66,7 @@ def focused(page: Page) -> str:
     return str(page.value("document.activeElement.dataset.what || document.activeElement.id"))
 
 
+@pytest.mark.all
 def test_each_run_says_its_state_and_why_it_waits_or_failed(page: Page) -> None:
     text = page.until("/free: \\d+ of \\d+ cores/.test(document.getElementById('runs').innerText)") and page.value(
         "[...document.querySelectorAll('#runs tr')].map((row) => row.innerText.replace(/\\s+/g, ' ')).join('\\n')"
@@ -137,6 +138,7 @@ def test_a_comparison_says_why_it_shows_little(page: Page) -> None:
     tick(page, 2, 4)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_it_fits_the_width_and_its_text_is_seen(page: Page, width: int, scheme: str) -> None:

@@ -108,6 +108,7 @@ def test_a_git_that_hangs_holds_up_its_own_run_alone(
     until(queue, runner, slow, (DONE,))
 
 
+@pytest.mark.all
 def test_a_turn_without_a_change_does_not_read_the_runs_that_wait(queue: Queue, add: Callable[..., int]) -> None:
     runner = Runner(queue, Slots((0,), (), 1 << 40))
     until(queue, runner, first := add("work", 100_000), (RUNNING,))
@@ -197,6 +198,7 @@ def kill_run(queue: Queue, number: int) -> None:
         return
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("kills", [12, pytest.param(100, marks=pytest.mark.long)])
 def test_whatever_is_killed_each_run_ends_once_and_none_runs_twice(
     kills: int, queue: Queue, add: Callable[..., int], tmp_path: Path

@@ -79,6 +79,7 @@ def test_clients_submit_side_by_side_and_one_key_is_one_run(service: tuple[str, 
     assert {run["number"] for run in client.runs() if run["state"] == "queued"} == set(numbers)
 
 
+@pytest.mark.all
 def test_a_submission_outlives_the_death_of_the_process_that_makes_submissions(service: tuple[str, str]) -> None:
     client = trainer.Client(*service)
     client.submit([*RUN, "launch.cores=10000"], key="before")

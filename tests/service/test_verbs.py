@@ -81,6 +81,7 @@ def test_a_run_is_submitted_looked_at_and_resumed(tmp_path: Path, monkeypatch: p
     stop(tmp_path)
 
 
+@pytest.mark.all
 def test_a_sweep_runs_as_many_jobs_at_a_time_as_there_are_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_sweep_runs_as_many_jobs_at_a_time_as_there_are_slots(
     stop(tmp_path)
 
 
+@pytest.mark.all
 def test_the_command_of_a_submitted_sweep_follows_it_and_later_shows_its_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

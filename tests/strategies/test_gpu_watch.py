@@ -134,6 +134,7 @@ def test_a_process_that_does_not_raise_the_error_sends_it_and_then_ends(monkeypa
     assert [str(error) for error in ends.sent] == ["nobody came to one"]
 
 
+@pytest.mark.all
 def test_a_process_that_leaves_meanwhile_sends_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_watch, "RAISE_S", raise_s := patient(2.0))
     ends = Ends(0.2)
@@ -143,6 +144,7 @@ def test_a_process_that_leaves_meanwhile_sends_its_own_error(monkeypatch: pytest
     assert not ends.left.wait(1.5 * raise_s) and not ends.sent
 
 
+@pytest.mark.all
 def test_time_of_a_meeting_begins_when_the_one_before_is_done() -> None:
     limit_s = patient(1.0)
     ends, done = Ends(limit_s), set[int]()

@@ -141,6 +141,7 @@ def stalled(
     return dict(zip(wanted, ended, strict=True))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("where", "strategy"),
     [

@@ -216,6 +216,7 @@ def test_16_bits_on_the_way_change_little(shard: str, warm: None, tmp_path: Path
     assert 0 < distance(tmp_path / "alone", tmp_path / "bits", "model.safetensors") < 0.02
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("synced", [False, True])
 def test_batch_norm_has_its_statistics_in_full_where_parameters_are_gathered_in_16_bits(
     synced: bool, warm: None, tmp_path: Path

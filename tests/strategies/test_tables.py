@@ -174,6 +174,7 @@ def trained(warm: None, request: pytest.FixtureRequest, tmp_path_factory: pytest
     return run
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("workers", "servers", "optimizer", "placement"), CASES)
 def test_sync_servers_equal_one_process_with_torchs_own_tables(
     trained: Trained, workers: int, servers: int, optimizer: str, placement: str

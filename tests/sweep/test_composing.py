@@ -24,6 +24,7 @@ JOBS = [
 ]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("last", [None, "optimizer.lr=2"])
 def test_a_job_of_a_sweep_has_the_config_that_it_would_have_alone(tmp_path: Path, last: str | None) -> None:
     for folder, rate in ((tmp_path, 0.7), (tmp_path / "other", 0.8)):

@@ -86,6 +86,7 @@ def test_jobs_side_by_side_are_those_one_after_the_other(tmp_path: Path) -> None
     assert "job 0" not in again.stdout.partition("Sweep\n")[0] and "job 1 failed" in again.stdout, again.stdout
 
 
+@pytest.mark.all
 def test_ctrl_c_leaves_a_table_and_a_killed_job_ends_alone(tmp_path: Path) -> None:
     sweep = start(*SMALL, "epochs=4000", "seed=1,2,3", BESIDE, cwd=tmp_path)
     screen = tmp_path / "screen.txt"
@@ -151,6 +152,7 @@ def test_a_refused_point_leaves_no_file_and_no_process(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["screen.txt"]
 
 
+@pytest.mark.all
 def test_jobs_side_by_side_are_in_the_folder_of_a_sweep_that_is_named_by_the_time(tmp_path: Path) -> None:
     words = ("seed=1,2", "epochs=1", BESIDE, "hydra.sweep.subdir=${seed}_${now:%f}")
     done = trainer(*SMALL[:-1], *words, cwd=tmp_path)
@@ -176,6 +178,7 @@ def test_only_what_is_appended_to_a_jobs_points_is_read(tmp_path: Path) -> None:
     assert followed.points() == [(epoch, epoch / 10) for epoch in range(5)]
 
 
+@pytest.mark.all
 def test_after_a_failure_on_error_stop_starts_no_other_job(tmp_path: Path) -> None:
     words = ("epochs=1", "optimizer.lr=1e9,0.1,0.2,0.3,0.4,0.5", BESIDE, "sweep.on_error=stop")
     done = trainer(*SMALL, *words, cwd=tmp_path)
@@ -184,6 +187,7 @@ def test_after_a_failure_on_error_stop_starts_no_other_job(tmp_path: Path) -> No
     assert (found["0"], found["1"], found["5"]) == ("failed", "done", "not started"), found
 
 
+@pytest.mark.all
 def test_jobs_that_find_no_room_fail_with_a_sentence_and_the_table_is_there(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", "1500k") as place:
         done = trainer(*SMALL[:-1], "epochs=2", "seed=1,2,3,4", BESIDE, f"hydra.sweep.dir={place}/sweep", cwd=tmp_path)

@@ -73,6 +73,7 @@ def test_a_seed_decides_all_trials_and_their_results(tmp_path: Path) -> None:
     assert len(found["one"]) == 3 and len({str(params) for _, params, *_ in found["one"]}) == 3
 
 
+@pytest.mark.all
 def test_of_two_objectives_the_table_marks_the_trials_that_none_beats_in_both(tmp_path: Path) -> None:
     space = ("sweep.sampler=grid", "data.batch_size=choice(8,512)", "optimizer.lr=choice(0.05,1e-9)")
     wanted = 'sweep.objective=[val/loss,"max perf/samples_per_s"]'

@@ -28,6 +28,7 @@ def run(example: Path, folder: str, *overrides: str) -> Path:
     return example / folder
 
 
+@pytest.mark.all
 def test_a_task_of_ones_own_is_exact_over_two_workers_and_resumable(example: Path) -> None:
     one, two = run(example, "one", "launch.nproc=1"), run(example, "two", "launch.nproc=2")
     assert read(one / "plan.json")["objective"]["task"] == "quantiles"

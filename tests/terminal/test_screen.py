@@ -337,6 +337,7 @@ class NarrowScreen(Screen):
         self.seen = True
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("recipe", ["digits_lenet", "resnet50_random", "wide_and_deep"])
 def test_the_plan_of_an_ordinary_run_is_one_screen_and_debug_has_the_rest(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

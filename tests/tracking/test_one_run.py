@@ -82,6 +82,7 @@ def first_run(folder: Path) -> Any:
     return run
 
 
+@pytest.mark.all
 def test_mlflow_has_one_run_with_every_point_once(resumed: tuple[Path, str]) -> None:
     folder, _ = resumed
     run, written = first_run(folder), in_file(folder / "run")

@@ -106,6 +106,7 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, list[
     return tmp_path / "packed" / "model", taken
 
 
+@pytest.mark.all
 def test_the_packed_model_has_what_it_imports_and_predicts_elsewhere(
     packed: tuple[Path, list[str]], tmp_path: Path
 ) -> None:

@@ -65,6 +65,7 @@ def outputs(run: Path, weights: str, images: np.ndarray) -> torch.Tensor:
         return model((torch.from_numpy(images) - mean) / std)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("alias", "weights"), [("best", "checkpoints/best.safetensors"), ("last", "model.safetensors")]
 )

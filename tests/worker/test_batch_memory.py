@@ -69,6 +69,7 @@ def test_a_batch_takes_what_is_predicted(name: str, precision: str) -> None:
     assert (1 - less) * truth < predicted < 1.1 * truth
 
 
+@pytest.mark.all
 def test_a_larger_batch_and_more_that_is_kept_take_more() -> None:
     sizes = []
     for typed, samples in ((VIT, 2), (VIT, 4), ((*VIT, "recompute=auto"), 4)):

@@ -88,6 +88,7 @@ def test_padded_updates_have_the_losses_of_eager_ones(more: tuple[str, ...], tmp
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-11, atol=1e-12) for name in theirs)
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("on_cpu")
 def test_a_captured_run_resumes_captured_or_not(tmp_path: Path) -> None:
     more = ("optimizer=momentum", "checkpoint.every_steps=13")

@@ -73,6 +73,7 @@ def table(path: Path, **keys: Any) -> Table:
     return Table(path=str(path), image_size=16, cache="none", **keys)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("suffix", ["csv", pytest.param("parquet", marks=pytest.mark.all)])
 def test_a_table_trains_as_the_folders_of_its_images_do(folder: Path, tmp_path: Path, suffix: str) -> None:
     paths = {split: written(folder / f"{split}.{suffix}", rows_of(folder, split)) for split in ("train", "val", "test")}

@@ -240,6 +240,7 @@ def test_files_of_both_hosts_come_to_the_address_and_none_stay(tmp_path: Path, f
     assert left_on_disks(fakes) == [] and not (tmp_path / "x").exists()
 
 
+@pytest.mark.all
 def test_a_preempted_job_goes_on_on_other_hosts_with_its_lives_and_logs(tmp_path: Path, fakes: Path) -> None:
     one, place = job(tmp_path, fakes, max_preemptions=1), tmp_path / "store" / "my run"
     end_with(fakes, 75, 75)
@@ -263,6 +264,7 @@ def test_a_request_to_leave_reaches_the_script(tmp_path: Path, fakes: Path) -> N
     assert (done.returncode, asked(fakes)) == (75, "")
 
 
+@pytest.mark.all
 def test_a_cancelled_job_waits_for_its_files_although_signals_come(tmp_path: Path, fakes: Path) -> None:
     one, srun = job(tmp_path, fakes), fakes / "srun"
     signals = "(for i in $(seq 30); do kill -TERM $PPID; sleep 0.1; done) >/dev/null 2>&1 &\n"
@@ -280,6 +282,7 @@ def test_the_error_of_another_host_is_shown(tmp_path: Path, fakes: Path) -> None
     assert "slurm: host 1 (n2) ended with exit code 3:\nwords of host 1" in log(one, tmp_path / "store" / "my run")
 
 
+@pytest.mark.all
 def test_a_host_whose_exit_code_does_not_come_is_lost_and_stays_excluded(
     tmp_path: Path, fakes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_refused_job_leaves_everything_as_before(fakes: Path, before: bool) -> N
     assert before or not folder.parent.exists()
 
 
+@pytest.mark.all
 def test_unfinished_folder_is_refused_at_the_submission(fakes: Path) -> None:
     fake(fakes, "sbatch", ACCEPTS)
     words = ("+recipe=digits_lenet", "device=cpu", "tracking=none", "hydra.run.dir=run", "max_steps=2")

@@ -92,6 +92,7 @@ def swept(fakes: Path, *more: str) -> Path:
     return folder
 
 
+@pytest.mark.all
 def test_same_sweep_follows_the_array_that_lives(fakes: Path) -> None:
     """Both jobs end by themselves; the first one's checkpoint is of a run at work."""
     folder = swept(fakes, "launch.wait=false")
@@ -140,6 +141,7 @@ def test_refused_sweep_leaves_nothing_behind(fakes: Path) -> None:
     assert not list((fakes.parent / "work").iterdir())
 
 
+@pytest.mark.all
 def test_array_waits_until_its_sweep_is_open_at_the_trackers_which_stays_so_while_nobody_follows(fakes: Path) -> None:
     """MLflow's parent run is RUNNING, until a later command has shown the end of all jobs."""
     fake(fakes, "sbatch", '#!/bin/sh\necho "$@" >>$FAKES/asked\necho 12\n')
@@ -238,6 +240,7 @@ def test_job_that_was_interrupted_before_its_run_began_is_not_started(
         assert of_engine(tmp_path, "killed").status == "killed"
 
 
+@pytest.mark.all
 def test_sweep_that_resumes_submits_only_jobs_that_are_not_done(fakes: Path) -> None:
     fake(fakes, "sbatch", ACCEPTS)
     words = ("-m", "+recipe=digits_lenet", "device=cpu", "tracking=none", "max_steps=2", "hydra.sweep.dir=sweep")

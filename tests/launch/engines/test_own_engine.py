@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.pages import write_files
 from tests.runs import environment
 
@@ -18,6 +20,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.all
 def test_engine_of_the_page_submits_follows_and_ends_with_the_jobs_code(tmp_path: Path) -> None:
     write_files("adding.md", tmp_path)
     for name, text in COMMANDS.items():

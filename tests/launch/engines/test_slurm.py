@@ -193,6 +193,7 @@ def test_script_requeues_after_a_preemption_or_a_lost_host_and_ends_otherwise(
     assert (int(left.read_text()), done.returncode) == (code, code) if code is not None else not left.exists()
 
 
+@pytest.mark.all
 def test_lost_hosts_stay_excluded_in_later_lives_and_are_counted(tmp_path: Path, fakes: Path) -> None:
     one = job(tmp_path, max_restarts=1)
     play(one, fakes, {0: 1})
@@ -516,6 +517,7 @@ def test_life_that_was_killed_before_it_could_say_so_has_a_line(tmp_path: Path, 
     assert (one.engine_folder / "lives").read_text() == "0 137 \n1 137 \n2 0 \n"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("words", "code"), [("JobState=COMPLETING Restarts=0", 130), ("JobState=COMPLETING Restarts=1", 0)]
 )
