@@ -115,7 +115,9 @@ def test_bytes_that_a_worker_sends_are_those_of_the_papers() -> None:
     assert cost.averaged_gradients(WORK, ring, [size]).sent == pytest.approx(1.5e6)  # 2 (n-1)/n
     assert cost.sharded_optimizer(WORK, ring, [size], size).sent == pytest.approx(2.25e6)
     assert cost.averaged_parameters(WORK, ring, size, 4).sent == pytest.approx(1.5e6 / 4)
-    assert cost.after_backward(WORK, ring, size, to_all=True).sent == pytest.approx(3e6)
+    assert cost.after_backward(WORK, ring, size, 1, to_all=True).sent == pytest.approx(3e6)
+    once, thrice = (cost.after_backward(WORK, ring, size, times).exposed for times in (1, 3))
+    assert thrice - once == pytest.approx(2 * 2 * 3 * 1e-4), "messages one after another, of the same bytes"
     assert cost.served(WORK, ring.link, 4, 2, size).exposed == pytest.approx(2 * (1e-4 + 2e-3))  # two workers a server
     assert cost.served_now_and_then(WORK, ring.link, 4, 2, size, 100).exposed == 0.0
 

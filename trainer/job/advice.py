@@ -62,8 +62,8 @@ CANDIDATES = (
 )
 """In the order in which equally fast ones are listed."""
 
-NAMED = {candidate.name: candidate for candidate in CANDIDATES}
-OWN_WORK = {"sharded": NAMED["sharded parameters"], **{hook: NAMED[hook] for hook in ("bf16", "powersgd", "dgc")}}
+_KINDS = {"sharded parameters": "sharded", "bf16": "bf16", "powersgd": "powersgd", "dgc": "dgc"}
+OWN_WORK = {kind: one for one in CANDIDATES if (kind := _KINDS.get(one.name))}
 """Kinds of strategies that compute something of their own, and the candidate that is trained to measure it."""
 AT_ONCE = ("strategy.powersgd.start_step=2", "strategy.dgc.rampup_begin_step=0", "strategy.dgc.rampup_step=1")
 """Overrides by which compression begins at once, so that a short training has it."""
@@ -172,12 +172,12 @@ def _exchange(options: schema.StrategyConfig, case: Case, group: Group) -> Cost:
         return cost.served(work, group.link, group.size, case.servers, size)
     assert isinstance(options, schema.CollectiveStrategy)
     if options.comm_hook == "powersgd":
-        return cost.after_backward(work, ring, _low_rank(options.powersgd.rank, case))
+        return cost.after_backward(work, ring, _low_rank(options.powersgd.rank, case), 3 * len(case.buckets))
     if options.comm_hook == "dgc":
         large = [numbers for numbers in case.sizes if numbers >= options.dgc.min_size]
         values = sum(max(1, int(numbers * (1 - options.dgc.sparsity[-1]))) for numbers in large)
-        sent = cost.after_backward(work, ring, values * (case.each + PLACE_BYTES), to_all=True)
-        whole = cost.averaged_gradients(work, ring, [size - sum(large) * case.each or 1.0])
+        sent = cost.after_backward(work, ring, values * (case.each + PLACE_BYTES), len(case.buckets), to_all=True)
+        whole = cost.after_backward(work, ring, size - sum(large) * case.each, len(case.buckets))
         return Cost(work.total, sent.exposed + whole.exposed, sent.sent + whole.sent)
     share = 2 / case.each if options.comm_hook in ("bf16", "fp16") else 1.0
     return cost.averaged_gradients(work, ring, [bucket * share for bucket in case.buckets], options.comm_streams)

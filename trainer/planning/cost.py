@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 
 GLOO_PIECE = 2.0**20
 """Bytes of the largest piece of Gloo's all-reduce."""
+GLOO_THREADS = 2
+"""All-reduces of a process group of Gloo that go side by side."""
 HIDDEN = 0.05
 """Share of an update below which exchanging less cannot pay."""
 
@@ -203,8 +205,8 @@ class Ring:
         return self.link.alpha + 2 * seconds + (pairs - 1) * max(2 * seconds, self.link.alpha + seconds)
 
     def everyone(self, size: float) -> float:
-        """Seconds where each worker sends so many bytes to all others."""
-        return (self.size - 1) * (self.link.alpha + size * self.link.beta)
+        """Seconds where each worker sends so many bytes to all: numbers, and in another message places or scales."""
+        return (self.size - 1) * (2 * self.link.alpha + size * self.link.beta)
 
     @property
     def part(self) -> float:
@@ -259,15 +261,18 @@ def overlapped(seconds: Sequence[float], sizes: Sequence[float], backward: float
 
 
 def averaged_gradients(work: Work, ring: Ring, buckets: Sequence[float], streams: int = 1) -> Cost:
-    """DDP: gradients of these bytes, in buckets, are averaged while the backward goes on, so many side by side."""
-    left = overlapped([ring.all_reduce(size, min(streams, len(buckets))) for size in buckets], buckets, work.backward)
+    """DDP: gradients of these bytes, in buckets, are averaged while the backward goes on, over so many groups."""
+    beside = min(len(buckets), GLOO_THREADS if ring.link.gloo and streams == 1 else streams)
+    left = overlapped([ring.all_reduce(size, beside) for size in buckets], buckets, work.backward)
     return Cost(work.total, left, 2 * ring.part * sum(buckets))
 
 
-def after_backward(work: Work, ring: Ring, size: float, to_all: bool = False) -> Cost:
-    """So many bytes of compressed gradients go when the backward has ended, in a ring or from each worker to all."""
-    seconds = ring.everyone(size) if to_all else ring.all_reduce(size)
-    return Cost(work.total, seconds, (ring.size - 1) * size if to_all else 2 * ring.part * size)
+def after_backward(work: Work, ring: Ring, size: float, times: int, to_all: bool = False) -> Cost:
+    """So many bytes of compressed gradients go when the backward has ended, in a ring or from each worker to all, by so
+    many exchanges one after another."""
+    exchange = ring.everyone if to_all else ring.all_reduce
+    sent = (ring.size - 1) * size if to_all else 2 * ring.part * size
+    return Cost(work.total, times * exchange(size / times), sent)
 
 
 def sharded_optimizer(work: Work, ring: Ring, buckets: Sequence[float], parameters: float) -> Cost:
