@@ -23,7 +23,6 @@ from trainer.cli.advice_table import FILE, Advice, leave, numbers_of, seconds, s
 from trainer.cli.arguments import ADVISE, AUTO, typed_keys
 from trainer.cli.short_trainings import APART, short, start
 from trainer.config.keys import key_of
-from trainer.config.schema import GROUPS, StrategyConfig
 from trainer.errors import RunFailed, UserError
 from trainer.host.engine_tasks import RUN_DIR, tasks_of
 from trainer.job.result import Result
@@ -162,10 +161,7 @@ def resolved(asked: Asked) -> tuple[list[str], Advice | None, str]:
 
 def with_candidate(overrides: Sequence[str], candidate: Candidate) -> list[str]:
     """The overrides with a candidate as strategy. Typed keys of the strategy stay where it has them."""
-    name = candidate.words[0].partition("=")[2].replace("_", "")
-    named = (one for one in GROUPS["strategy"] if one.__name__.lower() == f"{name}strategy")
-    option = next(named, StrategyConfig)  # of strategy=single
-    known, own = {field.name for field in fields(option)}, {key_of(word) for word in candidate.words}
+    known, own = {field.name for field in fields(candidate.options)}, {key_of(word) for word in candidate.words}
 
     def stays(key: str) -> bool:
         head, _, rest = key.partition(".")

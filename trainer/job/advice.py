@@ -15,6 +15,17 @@ from trainer.planning.cost import Cost, Group, Machine
 from trainer.strategies.comm_hook_checks import PLACE_BYTES
 from trainer.wording import sized
 
+OPTIONS = {
+    "collective": schema.CollectiveStrategy,
+    "sharded": schema.ShardedStrategy,
+    "local_sgd": schema.LocalSgdStrategy,
+    "pserver_sync": schema.PserverSyncStrategy,
+    "pserver_async": schema.PserverAsyncStrategy,
+    "pserver_ssp": schema.PserverSspStrategy,
+    "pserver_geo": schema.PserverGeoStrategy,
+}
+"""The options of the strategies that are compared, by their names."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -23,7 +34,16 @@ class Candidate:
     name: str
     words: tuple[str, ...]
     changes: str = ""
-    served: bool = False
+
+    @property
+    def options(self) -> type[schema.StrategyConfig]:
+        """The class of the strategy's options."""
+        return OPTIONS.get(self.words[0].removeprefix("strategy="), schema.StrategyConfig)
+
+    @property
+    def served(self) -> bool:
+        """Whether it needs servers."""
+        return issubclass(self.options, schema.PserverStrategy)
 
 
 def _collective(hook: str, *more: str, changes: str) -> Candidate:
@@ -31,7 +51,7 @@ def _collective(hook: str, *more: str, changes: str) -> Candidate:
 
 
 def _served(mode: str, *more: str, changes: str = "") -> Candidate:
-    return Candidate(f"pserver_{mode}", (f"strategy=pserver_{mode}", *more), changes, served=True)
+    return Candidate(f"pserver_{mode}", (f"strategy=pserver_{mode}", *more), changes)
 
 
 def _local(name: str, steps: int, *more: str, changes: str) -> Candidate:
