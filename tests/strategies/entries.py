@@ -561,9 +561,14 @@ def optimized(seat: Seat, payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(seat: Seat, payload: dict[str, Any]) -> dict[str, int]:
-    """After an epoch: the numbers of this worker's parameters and optimizer state, of the whole model, and how many
-    modules have their parameters gathered."""
-    with taking_part(seat, payload) as run:
+    """After an epoch: the numbers of this worker's parameters and optimizer state, of the whole model, how many modules
+    have their parameters gathered, and how often gradients went by parts, and by Gloo's own reduce-scatter."""
+    with ExitStack() as stack:
+        run = stack.enter_context(taking_part(seat, payload))
+        parts, own = (
+            stack.enter_context(patch.object(dist, name, wraps=getattr(dist, name)))
+            for name in ("all_to_all_single", "reduce_scatter_single")
+        )
         train_epoch(run, 0)
         live = [*run.model.parameters()]
         state = [value for one in run.strategy.updater.optimizer.state.values() for value in one.values()]
@@ -572,6 +577,8 @@ def held(seat: Seat, payload: dict[str, Any]) -> dict[str, int]:
             "whole": sum(p.numel() for p in live),
             "optimizer": sum(local(value).numel() for value in state if value.dim()),
             "gathered": sum(not hasattr(type(p), "full_tensor") for p in live),
+            "parts": parts.call_count,
+            "reduce-scatters": own.call_count,
         }
 
 

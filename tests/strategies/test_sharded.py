@@ -121,6 +121,8 @@ def test_a_worker_holds_its_part_between_two_updates(warm: None, tmp_path: Path)
         assert sum(answer[what] for answer in answers) == numbers
         assert max(answer[what] for answer in answers) < 0.6 * numbers
     assert all(answer["gathered"] == 0 for answer in answers)
+    # Gloo's own reduce-scatter is an all-reduce: twice the bytes
+    assert all(answer["parts"] > 0 and answer["reduce-scatters"] == 0 for answer in answers)
 
 
 def test_the_first_worker_alone_builds_the_whole_model(warm: None, tmp_path: Path) -> None:

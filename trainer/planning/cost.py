@@ -7,8 +7,7 @@ The parts, and where they come from:
 - **Ring.** Of ``n`` workers each sends and receives ``n - 1`` pieces of ``S / n`` bytes to reduce, and as many to
   gather (Thakur, Rabenseifner and Gropp, 2005). Its slowest link decides: a ring over hosts goes at their link.
 - **Gloo.** It asks for a message and then gets it: a message costs the latency twice. An all-reduce has pieces of at
-  most 1 MiB, of which two are under way (gloo/allreduce.cc), so that a long link is idle for most of the time. Its
-  reduce-scatter is an all-reduce, of which a worker keeps its part.
+  most 1 MiB, of which two are under way (gloo/allreduce.cc), so that a long link is idle for most of the time.
 - **Overlap.** DDP reduces a bucket when the backward has all its gradients, one after another (Li et al., VLDB 2020).
   What is left when the backward has ended is *exposed*: the update waits for it.
 - **Shards.** ZeRO-1 reduces gradients and sends updated parameters, 3 S (n-1)/n bytes; ZeRO-2 gathers parameters once
@@ -185,17 +184,13 @@ class Ring:
     size: int
     link: Link
 
-    def gather(self, size: float) -> float:
-        """Seconds of an all-gather of so many bytes."""
+    def half(self, size: float) -> float:
+        """Seconds of a reduce-scatter or an all-gather of so many bytes."""
         return (self.size - 1) * (self.link.alpha + size / self.size * self.link.beta)
-
-    def scatter(self, size: float) -> float:
-        """Seconds of a reduce-scatter of so many bytes."""
-        return self.all_reduce(size) if self.link.gloo else self.gather(size)
 
     def all_reduce(self, size: float, streams: int = 1) -> float:
         """Seconds of an all-reduce of so many bytes, where so many go side by side and share the bandwidth."""
-        seconds = 2 * (self._in_pieces(size) if self.link.gloo else self.gather(size))
+        seconds = 2 * (self._in_pieces(size) if self.link.gloo else self.half(size))
         return max(seconds / streams, 2 * self.part * size * self.link.beta)
 
     def _in_pieces(self, size: float) -> float:
@@ -210,13 +205,8 @@ class Ring:
 
     @property
     def part(self) -> float:
-        """Share of its bytes that a worker sends in an all-gather."""
+        """Share of its bytes that a worker sends in a reduce-scatter or an all-gather."""
         return (self.size - 1) / self.size
-
-    @property
-    def scattered(self) -> float:
-        """Share of its bytes that a worker sends in a reduce-scatter."""
-        return 2 * self.part if self.link.gloo else self.part
 
 
 @dataclass(frozen=True)
@@ -279,7 +269,7 @@ def sharded_optimizer(work: Work, ring: Ring, buckets: Sequence[float], paramete
     """ZeRO-1: gradients as DDP, each worker updates its part, and sends these parameters (bytes) to the others."""
     gradients = averaged_gradients(work, ring, buckets)
     computation = work.total - work.update * ring.part
-    return Cost(computation, gradients.exposed + ring.gather(parameters), gradients.sent + ring.part * parameters)
+    return Cost(computation, gradients.exposed + ring.half(parameters), gradients.sent + ring.part * parameters)
 
 
 def sharded(work: Work, ring: Ring, blocks: Sequence[float], reduced: Sequence[float], gathers: int) -> Cost:
@@ -287,11 +277,11 @@ def sharded(work: Work, ring: Ring, blocks: Sequence[float], reduced: Sequence[f
 
     A block is gathered while the one before computes, and its gradients are scattered while the next one does.
     """
-    gathered, scattered = [ring.gather(size) for size in blocks], [ring.scatter(size) for size in reduced]
+    gathered, scattered = [ring.half(size) for size in blocks], [ring.half(size) for size in reduced]
     again = gathered if gathers > 1 else [0.0] * len(blocks)
     forward = _waits(gathered, [0.0] * len(blocks), blocks, work.forward)
     backward = _waits(again[::-1], scattered[::-1], blocks[::-1], work.backward)
-    sent = ring.part * gathers * sum(blocks) + ring.scattered * sum(reduced)
+    sent = ring.part * (gathers * sum(blocks) + sum(reduced))
     return Cost(work.total - work.update * ring.part, forward + backward, sent)
 
 

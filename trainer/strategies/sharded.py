@@ -48,6 +48,30 @@ class _FullNorm(nn.Module):
             self._parameters = gathered
 
 
+class ReduceScatter:
+    """FSDP's reduce-scatter where Gloo exchanges. Gloo's own is an all-reduce, of which a worker keeps its part: twice
+    the bytes. Here each worker gets its part from all others, and adds up in the order of the workers."""
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory for an exchange."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp.RedOpType,
+        async_op: bool = False,
+    ) -> None:
+        """Reduce the workers' inputs (workers * N,) into this worker's output (N,); ``op`` is SUM or AVG."""
+        parts = torch.empty_like(input_tensor)
+        dist.all_to_all_single(parts, input_tensor, group=group)
+        torch.sum(parts.view(group.size(), -1), 0, out=output_tensor.view(-1))
+        if op == dist.ReduceOp.AVG:
+            output_tensor /= group.size()
+
+
 class Sharded(InGroup):
     """A worker of strategy=sharded. The workers of a shard group meet in each forward and each backward."""
 
@@ -80,6 +104,8 @@ class Sharded(InGroup):
                     ),
                     offload_policy=CPUOffloadPolicy() if self.options.offload else OffloadPolicy(),
                 )
+                if not self.seat.device.startswith("cuda"):
+                    block.set_custom_reduce_scatter(ReduceScatter())  # type: ignore[operator]
         if self.options.init == "broadcast":
             self._receive(model, values)
         self.shards = mesh.get_group(mesh.ndim - 1)
