@@ -1,13 +1,13 @@
 """``python benchmarks/strategies.py [--updates 8] [--only "NAME;NAME"]``: what an update of each strategy costs.
 
-Each case is a run of two workers on this host (``single``: one), with the same global batch. The table has
+Each case is a run of two workers on this host (or of one or four), with the same global batch. The table has
 
 - the time of an update: the median of the log's lines without the first,
 - memory: the peak of the largest process (torch itself takes about 0.4 GB of it),
 - bytes on the wire for each update: what the loopback interface has carried in a run of twice the updates, less that
   of the run, divided by its updates. So the start is not in it. Servers exchange by TCP here.
 
-Without other load on the machine, about six minutes.
+Without other load on the machine, about twelve minutes.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ COMMON = (
     "best.metric=null",
     "device=cpu",
 )
-TWO = ("launch.nproc=2",)
+TWO, FOUR = ("launch.nproc=2",), ("launch.nproc=4",)
 SERVED = (*TWO, "launch.servers=1", "strategy.transport=tcp")
 CASES = {
     "single": ("strategy=single",),
     "single, recomputed": ("strategy=single", "recompute=auto"),
     "collective": (*TWO, "strategy=collective"),
+    "collective, 4 streams": (*TWO, "strategy=collective", "strategy.comm_streams=4"),
     "collective, bf16": (*TWO, "strategy=collective", "strategy.comm_hook=bf16"),
     "collective, PowerSGD": (
         *(*TWO, "strategy=collective", "strategy.comm_hook=powersgd"),
@@ -50,16 +51,29 @@ CASES = {
     ),
     "sharded optimizer": (*TWO, "strategy=sharded", "strategy.shard=optimizer"),
     "collective, DGC": (*TWO, "strategy=collective", "strategy.comm_hook=dgc", "optimizer=momentum"),
+    "collective, LARS": (*TWO, "strategy=collective", "optimizer=lars"),
+    "collective, LAMB": (*TWO, "strategy=collective", "optimizer=lamb"),
+    "collective, Lion": (*TWO, "strategy=collective", "optimizer=lion"),
+    "collective, schedule-free": (*TWO, "strategy=collective", "optimizer=schedule_free"),
     "collective, Muon": (*TWO, "strategy=collective", "optimizer=muon"),
     "sharded gradients": (*TWO, "strategy=sharded", "strategy.shard=gradients"),
     "sharded parameters": (*TWO, "strategy=sharded"),
     "sharded, bf16": (*TWO, "strategy=sharded", "strategy.param_dtype=bf16", "strategy.reduce_dtype=bf16"),
     "sharded, recomputed": (*TWO, "strategy=sharded", "recompute=auto"),
     "local_sgd, k=4": (*TWO, "strategy=local_sgd", "strategy.k_steps=4"),
+    "local_sgd, adaptive": (*TWO, "strategy=local_sgd", "strategy.adaptive=true"),
+    "local_sgd, 4 fragments": (
+        *(*TWO, "strategy=local_sgd", "strategy.k_steps=4"),
+        *("strategy.streaming.fragments=4", "strategy.streaming.delay=1"),
+    ),
     "DiLoCo, k=4, int8": (
         *(*TWO, "strategy=local_sgd", "strategy.k_steps=4", "strategy.exchange=int8"),
         "strategy.outer.momentum=0.9",
     ),
+    "4 workers, collective": (*FOUR, "strategy=collective"),
+    "4 workers, reduce_group": (*FOUR, "strategy=collective", "strategy.reduce_group=2"),
+    "4 workers, sharded": (*FOUR, "strategy=sharded"),
+    "4 workers, shard_group": (*FOUR, "strategy=sharded", "strategy.shard_group=2"),
     "pserver_sync": (*SERVED, "strategy=pserver_sync"),
     "pserver_async": (*SERVED, "strategy=pserver_async", "data.work=static"),
     "pserver_geo, k=4": (*SERVED, "strategy=pserver_geo", "strategy.k_steps=4", "data.work=static"),
