@@ -280,6 +280,20 @@ class ProcessGroup:
         return Missing(f"{', '.join(who)} did not arrive at {meeting}{within}", who)
 
 
+def reduce_scatter(part: torch.Tensor, inputs: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """Add up the workers' inputs (workers * N,); each worker gets its part (N,).
+
+    Gloo's own is an all-reduce, of which a worker keeps its part: twice the bytes. Here each worker gets its part from
+    all others, and adds up in the order of the workers.
+    """
+    if inputs.is_cuda:
+        dist.reduce_scatter_tensor(part, inputs, group=group)
+        return
+    parts = torch.empty_like(inputs)
+    dist.all_to_all_single(parts, inputs, group=group)
+    torch.sum(parts.view(group.size(), -1), 0, out=part.view(-1))
+
+
 def cause(said: str) -> str:
     """Why a collective call failed, without a library's own places in its source and its remarks."""
     for words, why in CAUSES.items():

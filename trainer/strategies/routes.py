@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.host import transfers
-from trainer.strategies.process_group import ProcessGroup
+from trainer.strategies.process_group import ProcessGroup, reduce_scatter
 
 Exchanged = torch.futures.Future[torch.Tensor]
 
@@ -75,7 +75,7 @@ class Way:
         neighbours = self.near.size()
         whole = torch.nn.functional.pad(buffer, (0, -buffer.numel() % neighbours))
         piece = whole.new_empty(whole.numel() // neighbours)
-        dist.reduce_scatter_tensor(piece, whole, group=self.near)
+        reduce_scatter(piece, whole, self.near)
         dist.all_reduce(piece, group=self.far)
         dist.all_gather_into_tensor(whole, piece, group=self.near)
         buffer.copy_(whole[: buffer.numel()])

@@ -28,6 +28,7 @@ from trainer.host.transfers import recorded
 from trainer.models.blocks import chosen
 from trainer.strategies.contract import MakeUpdater
 from trainer.strategies.in_group import InGroup
+from trainer.strategies.process_group import reduce_scatter
 
 DTYPES = {"full": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -49,8 +50,7 @@ class _FullNorm(nn.Module):
 
 
 class ReduceScatter:
-    """FSDP's reduce-scatter where Gloo exchanges. Gloo's own is an all-reduce, of which a worker keeps its part: twice
-    the bytes. Here each worker gets its part from all others, and adds up in the order of the workers."""
+    """FSDP's reduce-scatter where Gloo exchanges."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """Memory for an exchange."""
@@ -65,9 +65,7 @@ class ReduceScatter:
         async_op: bool = False,
     ) -> None:
         """Reduce the workers' inputs (workers * N,) into this worker's output (N,); ``op`` is SUM or AVG."""
-        parts = torch.empty_like(input_tensor)
-        dist.all_to_all_single(parts, input_tensor, group=group)
-        torch.sum(parts.view(group.size(), -1), 0, out=output_tensor.view(-1))
+        reduce_scatter(output_tensor, input_tensor, group)
         if op == dist.ReduceOp.AVG:
             output_tensor /= group.size()
 
