@@ -113,6 +113,7 @@ def test_hooks_use_the_tools_of_the_environment() -> None:
     assert all(hook["entry"].startswith(".venv/bin/") for r in repositories for hook in r["hooks"])
 
 
+@pytest.mark.all
 def test_no_file_names_a_registry_or_a_machine() -> None:
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()

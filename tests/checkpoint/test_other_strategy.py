@@ -55,6 +55,7 @@ def run(folder: Path, *command: str) -> None:
 QUICK = ("clicks, adagrad",)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "work", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in WORK if name not in QUICK)]
 )

@@ -57,6 +57,7 @@ def test_where_they_average_in_each_update_it_is_one_process_before_and_after(tm
         assert max((truth[name] - found[name]).abs().max() for name in truth) < 1e-12
 
 
+@pytest.mark.all
 def test_between_two_averages_all_begin_with_the_weighted_mean(tmp_path: Path) -> None:
     """33 samples are 17 and 16 for two workers; after update 10 there are two updates since the last average."""
     rarely = (

@@ -29,6 +29,7 @@ DIGITS = (
 SIZES = {1: ("launch.nproc=1", "strategy=single"), 2: ("launch.nproc=2",), 4: ("launch.nproc=4",)}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 1)])
 def test_a_run_goes_on_with_more_or_fewer_workers(before: int, after: int, tmp_path: Path) -> None:
     ended = runs.trainer(*DIGITS, *SIZES[before], "hydra.run.dir=whole", cwd=tmp_path)

@@ -114,6 +114,7 @@ def table(screen: str) -> dict[str, list[str]]:
     return {name: re.split(r" {2,}", line.strip())[1:] for name, line in found if name}
 
 
+@pytest.mark.all
 def test_advice_is_a_table_best_first_and_trains_nothing_in_the_end(tmp_path: Path) -> None:
     more = ("advise.workers=8,64", "advise.per_host=4", "advise.gbit=1", "launch.servers=1", "hydra.run.dir=advice")
     ended = trainer(*DIGITS, "strategy=advise", "launch.nproc=2", *more, cwd=tmp_path, pictures=True)
@@ -211,6 +212,7 @@ def test_auto_trains_with_what_it_chose_as_if_it_were_typed_and_a_resumed_run_ke
     assert json.loads((tmp_path / "run" / "result.json").read_text())["steps"] == 4
 
 
+@pytest.mark.all
 def test_auto_measures_nothing_for_one_worker_and_in_a_plan(tmp_path: Path) -> None:
     one = trainer(*DIGITS, "strategy=auto", "max_steps=2", "tracking=none", "hydra.run.dir=run", cwd=tmp_path)
     assert one.returncode == 0, one.stderr

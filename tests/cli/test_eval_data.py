@@ -113,6 +113,7 @@ def test_all_keys_of_files_lead_to_data() -> None:
         other_data(FILES, "nowhere", "python -m trainer eval 'my runs/1'", "val")
 
 
+@pytest.mark.all
 def test_own_classes_that_are_gone_are_said_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "project"
     image_folder(home / "photos", 4)

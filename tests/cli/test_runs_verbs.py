@@ -94,6 +94,7 @@ def test_wrong_words_are_a_sentence(typed: str, says: str) -> None:
         runs_verbs.answer(typed.split())
 
 
+@pytest.mark.all
 def test_a_run_on_the_cpu_is_reproduced_exactly(tmp_path: Path) -> None:
     first = trainer(*SMALL, "tracking=none", "hydra.run.dir=run", cwd=tmp_path)
     assert first.returncode == 0, first.stderr

@@ -88,6 +88,7 @@ def test_an_mlflow_run_id_and_a_checkpoint_stand_for_the_folder(trained: Path, e
         package.run(["eval", "0" * 32, uri])
 
 
+@pytest.mark.all
 def test_predict_names_the_classes_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image_folder(tmp_path / "photos", 4)

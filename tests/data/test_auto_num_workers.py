@@ -167,6 +167,7 @@ def batches(feed: Feed, epochs: int) -> Iterator[tuple[torch.Tensor, torch.Tenso
                 yield batch.inputs, batch.labels
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_order_and_augmentation_are_the_same_and_the_processes_before_are_gone() -> None:
     data = Augmented(torch.randn(60, 1, 8, 8), torch.arange(60))

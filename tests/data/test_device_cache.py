@@ -35,6 +35,7 @@ CIFAR = """
 """.split()
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("typed", [FLOWERS, CIFAR], ids=["decoded", "arrays"])
 def test_losses_are_those_of_the_ordinary_path(warm: None, tmp_path: Path, typed: list[str]) -> None:
     for cache in ("ram", "device"):

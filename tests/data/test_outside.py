@@ -71,6 +71,7 @@ def peak_of(script: str, *args: object) -> tuple[str, int]:
     return "\n".join(said), int(peak) >> 10
 
 
+@pytest.mark.all
 def test_an_image_that_is_huge_when_decoded_is_named_and_takes_no_memory(tmp_path: Path) -> None:
     bomb = tmp_path / "bomb.png"
     bomb.write_bytes(png_bomb())

@@ -59,6 +59,7 @@ def test_averaged_weights_are_saved_and_the_scaled_rate_is_told(tmp_path: Path) 
     assert tracked.data.metrics["val_ema/acc1"] == pytest.approx(acc1, abs=1e-9)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("strategy", [pytest.param("collective", marks=pytest.mark.long), "pserver_async"])
 def test_a_run_that_gets_no_better_stops_early_on_all_workers_and_says_so(tmp_path: Path, strategy: str) -> None:
     done = trainer(

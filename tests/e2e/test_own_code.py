@@ -90,6 +90,7 @@ def test_the_pages_example_runs_as_it_stands(followed: tuple[Path, str]) -> None
     assert tracked.data.tags.get("trainer.ended", "") == ended
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("workers", [2])  # one worker: above; other shares: tests/metrics/test_user_metrics.py
 def test_own_metrics_are_equal_for_every_number_of_workers(
     followed: tuple[Path, str], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

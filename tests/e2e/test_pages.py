@@ -84,6 +84,7 @@ def test_the_example_of_a_test_in_contributing_passes(tmp_path: Path) -> None:
     test(tmp_path)
 
 
+@pytest.mark.all
 def test_the_example_of_a_table_runs_as_it_stands(tmp_path: Path) -> None:
     assert write_files("data.md", tmp_path) == ["make_table.py"]
     text = (ROOT / "docs" / "data.md").read_text().partition("## Read a table\n")[2].partition("\n```")[0]

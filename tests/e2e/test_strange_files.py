@@ -36,6 +36,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here
 
 
+@pytest.mark.all
 def test_a_table_is_written_whatever_lies_in_the_folder(trained: Path, tmp_path: Path) -> None:
     looked = tmp_path / "looked"
     looked.mkdir()

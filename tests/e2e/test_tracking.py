@@ -396,6 +396,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Serve
         server.kill()
 
 
+@pytest.mark.all
 def test_no_secret_is_in_any_file_of_the_run_or_of_mlflow(told: tuple[Path, Server, Any]) -> None:
     folder, _, run = told
     files = [path for path in folder.rglob("*") if path.is_file()]

@@ -59,6 +59,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return run
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("how", CASES)
 def test_a_disk_that_is_full_for_a_while_costs_no_point_and_no_update(
     how: str, small: Path, undisturbed: Callable[[str], Path]

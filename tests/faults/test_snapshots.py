@@ -72,6 +72,7 @@ def whole(run: Path) -> list[str]:
     return [folder.name for folder in store.found(run / "checkpoints") if store.is_whole(folder)]
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("mode", ["async", pytest.param("geo", marks=pytest.mark.long), "sync"])
 def test_pushes_go_on_while_the_parts_are_written_and_the_end_waits_for_them(mode: str, tmp_path: Path) -> None:
     every = 60 if mode == "sync" else 30  # of the first worker, which leases a third of the updates on a busy machine

@@ -31,6 +31,7 @@ TIED = {
 }
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", [*TIED, "nothing"])
 def test_a_process_ends_that_is_tied_to_a_parent_which_is_dead_already(tmp_path: Path, name: str) -> None:
     start = 'multiprocessing.get_context("fork").Process(target=child, args=(0,)).start()\nos.kill(parent, 9)'

@@ -81,6 +81,7 @@ def test_who_was_stopped_waits_for_the_answer_of_a_store() -> None:
     assert not store.check(["key"])
 
 
+@pytest.mark.all
 def test_host_0_that_was_stopped_waits_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     store, clock = dist.HashStore(), StoppedClock(HOUR_S)
     monkeypatch.setattr(rendezvous, "time", clock)

@@ -126,6 +126,7 @@ def test_note_is_there_when_it_has_been_written_and_otherwise_that_is_an_error()
             board.set("key", "second")
 
 
+@pytest.mark.all
 def test_nothing_is_kept_of_a_store_that_nobody_needs() -> None:
     class Held(dist.HashStore):
         pass

@@ -23,6 +23,7 @@ except dist.DistError as error:
 """
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("given", "frames"), [(None, False), pytest.param("WARNING", True, marks=pytest.mark.all)])
 def test_a_store_that_is_not_there_leaves_no_stack_frames_of_torch(given: str | None, frames: bool) -> None:
     level = {} if given is None else {"TORCH_CPP_LOG_LEVEL": given}

@@ -64,6 +64,7 @@ def trained(cuda: Path, folder: Path, *words: str, **more: str) -> subprocess.Co
     return subprocess.run([*command, *words], env=environment, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.all
 def test_torch_answers_with_its_gpus_in_cudas_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in variables(cuda, gpus="2").items():
         monkeypatch.setenv(name, value)
@@ -76,6 +77,7 @@ def test_torch_answers_with_its_gpus_in_cudas_order(cuda: Path, monkeypatch: pyt
     assert answer.version and answer.kernels and not answer.error
 
 
+@pytest.mark.all
 def test_a_container_with_cuda_and_without_nvml_trains_on_its_gpu(cuda: Path, tmp_path: Path) -> None:
     done = trained(cuda, tmp_path, "plan=true", gpus="1")
     assert done.returncode == 0, done.stderr
@@ -90,6 +92,7 @@ def test_a_run_under_a_driver_too_old_for_torch_is_on_the_cpu_and_says_why(cuda:
     assert "and the driver is for CUDA 11.4)" in done.stdout and "done 2 updates" in done.stdout
 
 
+@pytest.mark.all
 def test_device_cuda_under_such_a_driver_is_refused_in_one_sentence(cuda: Path, tmp_path: Path) -> None:
     done = trained(cuda, tmp_path, "device=cuda", error="35", driver="11040")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()

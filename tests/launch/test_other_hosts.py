@@ -101,6 +101,7 @@ def test_host_0_waits_for_the_others_has_what_their_servers_returned_and_waits_f
     assert results["server"] == {0: {"version": 12}, 1: {"version": 12}}
 
 
+@pytest.mark.all
 def test_host_that_does_not_say_that_it_is_done_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     notes = Notes()
     others(notes, 2).leave({})

@@ -105,6 +105,7 @@ def test_launcher_of_ones_own_trains_as_the_forkserver_does(tmp_path: Path) -> N
     assert losses[0] and losses[0] == losses[1]
 
 
+@pytest.mark.all
 def test_servers_of_ones_own_launcher_leave_what_they_did(tmp_path: Path) -> None:
     done = trainer(
         *DIGITS, OWN, "strategy=pserver_sync", "launch.servers=1", "launch.workers=2", cwd=tmp_path, spares=3

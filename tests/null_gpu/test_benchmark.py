@@ -46,6 +46,7 @@ def benchmark(*typed: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.all
 def test_the_table_is_written_row_by_row_and_a_missing_rival_is_no_verdict(tmp_path: Path) -> None:
     done = benchmark("--only", "versions", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr

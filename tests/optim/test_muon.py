@@ -114,6 +114,7 @@ def test_rates_of_single_parameters_hold_for_matrices_too() -> None:
     assert (matrices["lr"], matrices["weight_decay"], len(matrices["params"])) == (LR / 2, DECAY, 1)
 
 
+@pytest.mark.all
 def test_any_number_of_workers_equals_one(warm: None, tmp_path: Path) -> None:
     both = (
         *("+recipe=digits_lenet", "optimizer=muon", "precision=fp64", "data.global_batch_size=32", "epochs=1"),

@@ -108,6 +108,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(run / "model.safetensors")
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("name", NAMES)
 def test_validations_and_checkpoints_leave_the_training_as_it_is_and_have_what_counts(name: str, ended: Ended) -> None:
     lone = ended("lone", f"optimizer={name}", "validation=false", "checkpoint=none")
@@ -121,6 +122,7 @@ def test_validations_and_checkpoints_leave_the_training_as_it_is_and_have_what_c
     assert not any(torch.equal(trained, value) for value in weights(often).values() if value.shape == trained.shape)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "workers",
     [

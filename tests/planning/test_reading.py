@@ -129,6 +129,7 @@ def test_decoding_on_the_gpu_is_refused_with_the_reason(
         planned("data.decode=gpu", *typed, device="cpu" if "device=cpu" in typed else "cuda")
 
 
+@pytest.mark.all
 def test_a_file_that_is_no_jpeg_and_a_torchcodec_without_nvjpeg_are_named(
     planned: Callable[..., Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

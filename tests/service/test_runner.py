@@ -80,6 +80,7 @@ def test_runs_get_their_slots_their_log_and_their_exit_code(queue: Queue, add: C
     assert steps(first)[0].startswith("0 GPU-a [0]") and steps(second)[0].startswith("0  [")
 
 
+@pytest.mark.all
 def test_a_run_that_takes_more_memory_than_was_set_aside_saves_and_ends(queue: Queue, add: Callable[..., int]) -> None:
     runner, modest = Runner(queue, TWO), add("work", 5, memory=64 << 20)
     large, deaf = add("large", 10_000, memory=48 << 20), add("deaf", 10_000, memory=48 << 20, grace_s=-14.0)

@@ -70,6 +70,7 @@ def test_a_service_that_is_away_is_a_sentence() -> None:
         trainer.Client("127.0.0.1:8080", "token")
 
 
+@pytest.mark.all
 def test_clients_submit_side_by_side_and_one_key_is_one_run(service: tuple[str, str]) -> None:
     client = trainer.Client(*service)
     words = [*RUN, "launch.cores=10000"]  # waits for ever

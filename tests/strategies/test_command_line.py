@@ -17,6 +17,7 @@ from trainer.errors import UserError
 DIGITS = ("+recipe=digits_lenet", "epochs=1", "tracking=none", "precision=fp64", "device=cpu", "execution.threads=1")
 
 
+@pytest.mark.all
 def test_strategy_with_a_server_runs_from_the_command_line(tmp_path: Path) -> None:
     done = trainer(
         "--config-dir",

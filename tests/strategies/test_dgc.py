@@ -115,6 +115,7 @@ def farthest(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", EQUAL)
 def test_sparsity_0_is_collective_with_momentum(answers: Answers, case: str) -> None:
     truth, validation, _ = by_hand(payload("collective", WORKERS, (*RUN, *EQUAL[case]))["config"], WORKERS)

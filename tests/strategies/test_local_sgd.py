@@ -165,6 +165,7 @@ def farthest(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("case", OPTIONS)
 def test_every_worker_follows_the_replicas_by_hand(answers: Answers, case: str) -> None:
     truth, met = by_hand(payload("local_sgd", WORKERS, (*RUN, *OPTIONS[case]))["config"])

@@ -219,6 +219,7 @@ def test_local_sgd_averages_before_a_validation_by_the_updates_that_all_workers_
     assert made.save(Path()).own == {"since": (3, 1, float(samples))}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("stopped", "polls"),
     [(False, True), pytest.param(True, False, marks=pytest.mark.all)],

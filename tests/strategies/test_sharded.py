@@ -59,6 +59,7 @@ def metrics(run_dir: Path) -> dict[str, float]:
     return {name: value for name, value in found.items() if not name.startswith("perf/")}
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("workers", "more"),
     [

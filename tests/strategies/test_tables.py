@@ -228,6 +228,7 @@ def alone(
     return run
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(("mode", "optimizer"), ALONE)
 def test_one_worker_without_a_queue_equals_local_training(
     alone: Callable[[str], dict[str, Any]], mode: str, optimizer: str

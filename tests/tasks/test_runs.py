@@ -168,6 +168,7 @@ def test_what_a_task_cannot_do_is_refused_with_a_sentence(overrides: list[str], 
     assert why in str(refused.value)
 
 
+@pytest.mark.all
 def test_checkpoints_and_weights_of_another_task_are_refused(trained: tuple[str, Path, str], tmp_path: Path) -> None:
     labels, folder, _ = trained
     if labels == "traits":

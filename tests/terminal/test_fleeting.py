@@ -55,6 +55,7 @@ def test_a_terminal_shows_at_once_what_is_waited_for_and_keeps_nothing_of_it(
     assert "..." not in left.partition("\n")[0] and left.startswith(("error: optimizer.lrr=", "name: "))
 
 
+@pytest.mark.all
 def test_nothing_of_it_where_nobody_would_see_it_go(tmp_path: Path) -> None:
     assert typed(tmp_path, "+recipe=digits_lenet", "optimizer.lrr=1", TERM="dumb").startswith("error: ")
     assert typed(tmp_path, "+recipe=digits_lenet", "verbosity=quiet", "optimizer.lrr=1").startswith("error: ")

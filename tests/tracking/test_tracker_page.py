@@ -41,6 +41,7 @@ def in_table(path: Path) -> Counter[tuple[str, int]]:
         return Counter((row["name"], int(row["update"])) for row in csv.DictReader(table))
 
 
+@pytest.mark.all
 def test_the_page_s_command_fills_mlflow_and_the_table(example: Path) -> None:
     argv = ["--config-dir", "mine", "+recipe=my_recipe", "tracking=[mlflow,csv]", "hydra.run.dir=run"]
     done = trainer(*argv, "tracking.log_model=false", "epochs=1", cwd=example)

@@ -183,6 +183,7 @@ def test_what_cannot_be_taken_is_one_sentence(name: str, tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["w.pt"]
 
 
+@pytest.mark.all
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "kind", ["whole", *(pytest.param(k, marks=pytest.mark.all) for k in ("in a checkpoint", "script", "before 1.6"))]

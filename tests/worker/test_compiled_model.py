@@ -58,6 +58,7 @@ def graphs(depth: int, regions: bool) -> tuple[int, list[torch.Tensor]]:
     ]
 
 
+@pytest.mark.all
 def test_a_kind_of_block_is_compiled_once() -> None:
     torch.manual_seed(0)
     eager = Stack(6)

@@ -148,6 +148,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.all
 def test_trace_holds_the_updates_asked_for_and_the_table_is_their_time(slow: Path) -> None:
     told, events = read(slow / "run" / "profile.0.json"), events_of(slow / "run")
     assert told["updates"] == [6, 9] and told["steps"] == len(durations(events, "ProfilerStep#")) == 4

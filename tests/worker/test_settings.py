@@ -101,6 +101,7 @@ def test_matrix_products_that_cannot_be_repeated_are_refused(monkeypatch: pytest
             check_repeatable(config, "cuda")
 
 
+@pytest.mark.all
 def test_a_run_does_not_count_what_runs_before_it_have_compiled(tmp_path: Path) -> None:
     """torch compiles a function for 8 shapes, and then runs it as it is, without a word."""
     typed = ("+recipe=digits_lenet", "tracking=none", "compile=true", "execution.compile_backend=eager", "max_steps=1")

@@ -287,6 +287,7 @@ def test_a_column_of_the_table_weighs_the_samples(folder: Path) -> None:
     assert train.column("weight") == [expected[train.sample_name(n)] for n in range(len(train))]
 
 
+@pytest.mark.all
 def test_eval_and_predict_read_a_table(folder: Path, tmp_path: Path) -> None:
     train, val = (written(folder / f"{split}.csv", rows_of(folder, split)) for split in ("train", "val"))
     run = tmp_path / "run"

@@ -224,6 +224,7 @@ def log(job: Job, place: Path) -> str:
     return (place / "run" / "job" / "engine" / "log").read_text()
 
 
+@pytest.mark.all
 def test_files_of_both_hosts_come_to_the_address_and_none_stay(tmp_path: Path, fakes: Path) -> None:
     one, place = job(tmp_path, fakes), tmp_path / "store" / "my run"
     end_with(fakes, 0, 0)
@@ -256,6 +257,7 @@ def test_a_preempted_job_goes_on_on_other_hosts_with_its_lives_and_logs(tmp_path
     assert log(one, place).count("words of host 0") == 2
 
 
+@pytest.mark.all
 def test_a_request_to_leave_reaches_the_script(tmp_path: Path, fakes: Path) -> None:
     one = job(tmp_path, fakes)
     Copies(one.copies, one.folder).leave()
@@ -301,6 +303,7 @@ def test_an_address_that_cannot_be_reached_ends_the_job_with_the_reason(tmp_path
     assert done.returncode == 1 and "an address that all hosts can reach" in done.stdout
 
 
+@pytest.mark.all
 def test_each_job_of_a_sweep_has_copies_of_its_own_and_the_id_of_the_sweep(tmp_path: Path, fakes: Path) -> None:
     points = tuple(Point((f"x={i}",), tmp_path / str(i), "", f"file://{tmp_path}/store/sw/{i}") for i in range(2))
     one = job(tmp_path, fakes, points=points, swept=("x",), copies=f"file://{tmp_path}/store/sw")

@@ -62,6 +62,7 @@ def test_another_command_is_refused_while_the_job_lives(fakes: Path) -> None:
     assert not (fakes / "asked").exists() and [path.name for path in folder.iterdir()] == ["job"]
 
 
+@pytest.mark.all
 def test_without_waiting_the_line_to_follow_is_printed_and_the_job_is_noted(fakes: Path) -> None:
     fake(fakes, "sbatch", ACCEPTS)
     done = type_command(fakes, "launch.wait=false")
@@ -99,6 +100,7 @@ def test_job_that_ends_is_to_be_waited_for(tmp_path: Path, fakes: Path, state: s
     assert found is not None and found.leaves == ends
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("before", [pytest.param(False, marks=pytest.mark.long), True])
 def test_refused_job_leaves_everything_as_before(fakes: Path, before: bool) -> None:
     fake(fakes, "sbatch", REFUSES)
@@ -132,6 +134,7 @@ def test_unfinished_folder_is_refused_at_the_submission(fakes: Path) -> None:
     assert not (fakes / "asked").exists()
 
 
+@pytest.mark.all
 def test_plan_is_printed_here_and_resume_auto_needs_a_folder(fakes: Path) -> None:
     fake(fakes, "sbatch", ACCEPTS)
     done = type_command(fakes, "plan=true", "launch.nnodes=2", "launch.nproc=4", "data.batch_size=8")
@@ -141,6 +144,7 @@ def test_plan_is_printed_here_and_resume_auto_needs_a_folder(fakes: Path) -> Non
     assert not (fakes / "asked").exists() and not list((fakes.parent / "work").iterdir())
 
 
+@pytest.mark.all
 def test_end_that_nobody_has_seen_is_shown_once_to_the_same_command(fakes: Path) -> None:
     """The command that launch.wait=false has printed is typed when the job has ended: it must not train again."""
     folder = lives(fakes, "launch.wait=false", state="COMPLETED")

@@ -132,6 +132,7 @@ def test_sweep_beside_a_single_job_of_its_folder_is_refused(fakes: Path) -> None
     assert "launch=slurm seed=9 hydra.run.dir=sweep/1, which follows it" in done.stderr
 
 
+@pytest.mark.all
 def test_refused_sweep_leaves_nothing_behind(fakes: Path) -> None:
     """Neither a folder nor a run at a tracker: sbatch is asked before anything is opened."""
     fake(fakes, "sbatch", REFUSES)

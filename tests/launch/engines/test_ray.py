@@ -350,6 +350,7 @@ def test_a_draining_node_counts_as_preemption(job: Job, ray: FakeRay) -> None:
     assert ended(handle)[0] == State(ENDED, "", 75)
 
 
+@pytest.mark.all
 def test_a_host_that_is_silent_after_the_end_of_host_0_is_killed_and_the_run_goes_on(job: Job, ray: FakeRay) -> None:
     state, lines = ended(submitted(job, "deaf"))
     assert state == State(ENDED)

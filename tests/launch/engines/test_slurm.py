@@ -169,6 +169,7 @@ def test_tasks_get_the_words_as_typed_and_the_secret_is_in_a_private_file(tmp_pa
     assert (secret.parent / "code").read_text() == "0\n" and "requeue" not in asked(fakes)
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     ("codes", "changes", "wanted", "code"),
     [
@@ -252,6 +253,7 @@ def test_each_job_of_a_sweep_is_an_element_of_an_array(tmp_path: Path, fakes: Pa
     assert (tmp_path / "my run" / "1" / "engine" / "code").read_text() == "0\n"
 
 
+@pytest.mark.all
 def test_what_a_job_of_a_sweep_asks_slurm_for_is_for_itself_alone(tmp_path: Path, fakes: Path) -> None:
     """The number of one element is that of the whole array, by which Slurm would requeue and kill all of them."""
     one = job(
