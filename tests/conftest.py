@@ -102,9 +102,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if scheduling.starts_processes(item.nodeid) and not LEFT_OUT & {*item.keywords}:
             item.add_marker("all") if function in seen else seen.add(function)
     turn, turns = map(int, config.getoption("--turn").split("/"))
-    left = [item for item in items if "all" in item.keywords and scheduling.turn(item.nodeid, turns) != turn]
+    left: list[pytest.Item] = []
+    chosen: list[pytest.Item] = []
+    for item in items:
+        in_turn = "all" not in item.keywords or scheduling.turn(item.nodeid, turns) == turn
+        (chosen if in_turn else left).append(item)
     config.hook.pytest_deselected(items=left)
-    items[:] = sorted((item for item in items if item not in {*left}), key=lambda item: scheduling.place(item.nodeid))
+    items[:] = sorted(chosen, key=lambda item: scheduling.place(item.nodeid))
 
 
 def pytest_collection_finish() -> None:

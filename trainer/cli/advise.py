@@ -321,13 +321,13 @@ def _machine(
 
 
 def of_strategy(asked: Asked, candidate: Candidate) -> list[str]:
-    """The overrides of the strategy with a candidate, whose compression begins at once."""
+    """The overrides of the strategy with a candidate; its compression begins at once."""
     from trainer.job.advice import AT_ONCE
 
-    hook = next((w.partition("comm_hook=")[2] for w in candidate.words if "comm_hook=" in w), "")
-    early = [word for word in AT_ONCE if hook and word.startswith(f"strategy.{hook}.")]
+    early = AT_ONCE.get(candidate.name, ())
+    replaced = {key_of(word) for word in early}
     typed = [o for o in with_candidate(asked.overrides, candidate) if key_of(o).partition(".")[0] == "strategy"]
-    return [*(o for o in typed if key_of(o) not in {key_of(word) for word in early}), *early]
+    return [*(o for o in typed if key_of(o) not in replaced), *early]
 
 
 def _short_words(asked: Asked, ready: Ready) -> list[str]:

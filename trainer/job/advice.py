@@ -85,8 +85,11 @@ CANDIDATES = (
 _KINDS = {"sharded parameters": "sharded", "bf16": "bf16", "powersgd": "powersgd", "dgc": "dgc"}
 OWN_WORK = {kind: one for one in CANDIDATES if (kind := _KINDS.get(one.name))}
 """Kinds of strategies that compute something of their own, and the candidate that is trained to measure it."""
-AT_ONCE = ("strategy.powersgd.start_step=2", "strategy.dgc.rampup_begin_step=0", "strategy.dgc.rampup_step=1")
-"""Overrides by which compression begins at once, so that a short training has it."""
+AT_ONCE = {
+    "powersgd": ("strategy.powersgd.start_step=2",),
+    "dgc": ("strategy.dgc.rampup_begin_step=0", "strategy.dgc.rampup_step=1"),
+}
+"""By the candidate's name: overrides by which its compression begins at once, so that a short training has it."""
 
 NO_CANDIDATES = {
     "strategy=single": "with one worker there is no choice",
